@@ -1,0 +1,71 @@
+"""Progress on stderr: a bar with rate and time left on a terminal, plain lines a few seconds apart elsewhere."""
+
+import sys
+import time
+from types import TracebackType
+
+
+def format_seconds(seconds: float) -> str:
+    """`75` → `1m15s`, `4000` → `1h06m`."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def say(text: str) -> None:
+    """One line for the person at the terminal (stderr; stdout belongs to results)."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class Progress:
+    """`with Progress("tokenizing", total=…, unit="MB", scale=1e6) as bar: bar.advance(n)`; `total` None: rate only."""
+
+    def __init__(self, label: str, total: float | None, unit: str, scale: float = 1.0, every: float = 5.0) -> None:
+        self.label, self.total, self.unit, self.scale, self.every = label, total, unit, scale, every
+        self.done = 0.0
+        self.started = self.shown = time.monotonic()
+        self.terminal = sys.stderr.isatty()
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and self.done:
+            self._show(final=True)
+        elif self.terminal:
+            print(file=sys.stderr)
+
+    def advance(self, amount: float) -> None:
+        """Count `amount` more (in units before scaling) and show it when it is time."""
+        self.done += amount
+        now = time.monotonic()
+        if now - self.shown >= (0.2 if self.terminal else self.every):
+            self.shown = now
+            self._show(final=False)
+
+    def _show(self, final: bool) -> None:
+        seconds = max(time.monotonic() - self.started, 1e-9)
+        rate = self.done / seconds
+        amount = f"{self.done / self.scale:.1f}" if self.scale != 1 else f"{self.done:.0f}"
+        line = f"{self.label}: {amount}"
+        if self.total:
+            whole = f"{self.total / self.scale:.1f}" if self.scale != 1 else f"{self.total:.0f}"
+            line += f"/{whole}"
+        line += f" {self.unit}, {rate / self.scale:,.2f} {self.unit}/s"
+        if final:
+            line += f", took {format_seconds(seconds)}"
+        elif self.total and rate > 0:
+            share = min(self.done / self.total, 1.0)
+            line += f", {format_seconds((self.total - self.done) / rate)} left"
+            if self.terminal:
+                filled = int(share * 24)
+                line = f"[{'█' * filled}{'·' * (24 - filled)}] " + line
+        if self.terminal:
+            print(f"\r\x1b[2K{line}", end="\n" if final else "", file=sys.stderr, flush=True)
+        else:
+            print(line, file=sys.stderr, flush=True)
