@@ -349,8 +349,6 @@ def test_recipe_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(options, "recipe_folder", lambda: tmp_path)
     assert list_recipes() == {"demo": "The demo.", "laptop": "Six minutes on two cores."}
     assert load_settings(Settings, load_recipe("laptop")).seed == 3
-    with pytest.raises(
-        UserError, match=r"recipe 'labtop' is not known; did you mean laptop\?; use one of demo, laptop"
     with pytest.raises(UserError, match=r"'labtop' is not known; did you mean laptop\?; use one of demo, laptop"):
         load_recipe("labtop")
 
