@@ -14,3 +14,8 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"real data not found at {folder}; name its folder in BERTSMITH_SHARED_DATA")
     return folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Quick tests first, so that a plain mistake shows at once; the order is otherwise kept."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
