@@ -11,16 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from bertsmith.corpus.blocks import token_dtype
+from bertsmith.corpus.chunks import token_dtype
 from bertsmith.errors import UserError
-
-if TYPE_CHECKING:
-    pass
 
 FORMAT_VERSION = 1
 SPLITS = ("train", "held-out")

@@ -1,7 +1,7 @@
 """Writing a corpus folder: shards of both splits, token counts, the tokenizer's files, the index and the report.
 
-Blocks of token ids go in, in corpus order; the bytes that come out depend on the sequence of blocks alone. Memory is one
-shard's worth of ids for each split.
+Chunks of token ids go in, in corpus order; the bytes that come out depend on the sequence of chunks alone. Memory is
+one shard's worth of ids for each split.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from bertsmith.corpus.blocks import TokenBlock
+from bertsmith.corpus.chunks import TokenChunk
 from bertsmith.corpus.shards import COUNTS, FORMAT_VERSION, INDEX, REPORT, SPLITS, TOKENIZER, ShardEntry, shard_schema
 from bertsmith.storage import atomic_folder, disk_errors
 
@@ -22,41 +22,66 @@ if TYPE_CHECKING:
     from bertsmith.text.tokenizer import BertTokenizer
 
 SHARD_TOKENS = 1 << 24
-"""Tokens a shard file holds at most (unless one block is larger): 34 MB, which the writer gathers in memory."""
+"""Tokens a shard file holds at most (unless one chunk is larger): 34 MB, which the writer gathers in memory."""
 
 
 class ShardWriter:
-    """Writes the shards of one split: blocks go in, in corpus order; a file is closed before it would grow too long."""
+    """Writes the shards of one split: chunks go in, in corpus order; a file is closed before it would grow too long."""
 
     def __init__(self, folder: Path, split: str, fingerprint: str, vocab_size: int, shard_tokens: int = SHARD_TOKENS):
         self.folder, self.split, self.shard_tokens = folder, split, shard_tokens
         self.schema = shard_schema(fingerprint, vocab_size, split)
         self.entries: list[ShardEntry] = []
-        self._blocks: list[TokenBlock] = []
+        self.documents = 0
+        """Documents that came in, those without any token among them."""
+        self.single_sentence_documents = 0
+        self.cut_documents = 0
+        """Cuts of documents at the end of a shard file; each stores one document as two."""
+        self._chunks: list[TokenChunk] = []
         self._tokens = 0
+        self._open_sentences = 0  # of the last document, which the next chunk may continue
 
-    def add(self, block: TokenBlock) -> None:
-        """Append the documents of `block`; the file boundaries depend on the sequence of blocks alone."""
-        if self._tokens and self._tokens + len(block.tokens) > self.shard_tokens:
+    def add(self, chunk: TokenChunk) -> None:
+        """Append the documents of `chunk`; the file boundaries depend on the sequence of chunks alone."""
+        lengths = chunk.document_lengths
+        if not len(lengths):
+            return
+        if self._tokens and self._tokens + len(chunk.tokens) > self.shard_tokens:
             self._write_shard()
-        if len(block.document_lengths):
-            self._blocks.append(block)
-            self._tokens += len(block.tokens)
+            self.cut_documents += chunk.continues and self._open_sentences > 0
+        self.documents += len(lengths) - chunk.continues
+        self._open_sentences = int(lengths[-1]) + (self._open_sentences if chunk.continues and len(lengths) == 1 else 0)
+        self._chunks.append(chunk)
+        self._tokens += len(chunk.tokens)
 
     def close(self) -> list[ShardEntry]:
         """Write what is left and return the index entries of all shards, in order."""
-        if self._blocks:
+        if self._chunks:
             self._write_shard()
         return self.entries
 
+    @property
+    def empty_documents(self) -> int:
+        """Documents of which no token was left; they are not stored. To be read after `close`."""
+        return self.documents + self.cut_documents - sum(entry.documents for entry in self.entries)
+
     def _write_shard(self) -> None:
-        block = TokenBlock.concatenate(self._blocks)
-        self._blocks, self._tokens = [], 0
+        document_lengths = _join_continued(self._chunks)
+        document_lengths = document_lengths[document_lengths > 0]
+        tokens = np.concatenate([chunk.tokens for chunk in self._chunks])
+        sentence_lengths = np.concatenate([chunk.sentence_lengths for chunk in self._chunks])
+        self._chunks, self._tokens = [], 0
+        if not len(tokens):
+            return
+        self.single_sentence_documents += int((document_lengths == 1).sum())
+        # (D + 1,) int32 each, as Arrow's lists want them: into the sentences, into the tokens
+        document_offsets = np.concatenate([[0], np.cumsum(document_lengths)]).astype(np.int32)
+        token_offsets = np.concatenate([[0], np.cumsum(sentence_lengths, dtype=np.int64)])[document_offsets]
         columns = [
-            pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), type=kind.type)
-            for kind, offsets, values in (
-                (self.schema.field(0), block.document_token_offsets, block.tokens),
-                (self.schema.field(1), block.document_offsets, block.sentence_lengths),
+            pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), type=self.schema.field(name).type)
+            for name, offsets, values in (
+                ("tokens", token_offsets.astype(np.int32), tokens),
+                ("sentence_lengths", document_offsets, sentence_lengths),
             )
         ]
         batch = pa.RecordBatch.from_arrays(columns, schema=self.schema)
@@ -68,16 +93,27 @@ class ShardWriter:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
         self.entries.append(
             ShardEntry(
-                path.name,
-                self.split,
-                path.stat().st_size,
-                len(block.document_lengths),
-                len(block.sentence_lengths),
-                len(block.tokens),
-                int(block.sentence_lengths.max()),
-                digest,
+                file=path.name,
+                split=self.split,
+                bytes=path.stat().st_size,
+                documents=len(document_lengths),
+                sentences=len(sentence_lengths),
+                tokens=len(tokens),
+                longest_sentence=int(sentence_lengths.max()),
+                sha256=digest,
             )
         )
+
+
+def _join_continued(chunks: Sequence[TokenChunk]) -> np.ndarray:
+    """(D,) int64: sentences a document over all chunks; a document spread over several counts once."""
+    parts = [chunk.document_lengths.astype(np.int64) for chunk in chunks]
+    whole = np.concatenate(parts)
+    starts = np.cumsum([0] + [len(part) for part in parts[:-1]])
+    continued = [start for start, chunk in zip(starts, chunks, strict=True) if chunk.continues and start]
+    first = np.ones(len(whole), bool)  # True where a document begins
+    first[continued] = False
+    return np.bincount(np.cumsum(first) - 1, weights=whole).astype(np.int64)
 
 
 class CorpusWriter:
@@ -88,19 +124,21 @@ class CorpusWriter:
 
     def __init__(self, folder: Path, tokenizer: "BertTokenizer", shard_tokens: int = SHARD_TOKENS) -> None:
         self.folder, self.tokenizer = folder, tokenizer
+        with disk_errors(folder):
+            tokenizer.save(folder / TOKENIZER)
         self.token_counts = np.zeros(tokenizer.vocab_size, np.int64)
         self.writers = {
             split: ShardWriter(folder, split, tokenizer.fingerprint, tokenizer.vocab_size, shard_tokens)
             for split in SPLITS
         }
 
-    def add(self, split: str, block: TokenBlock) -> None:
-        """Append a block of documents to a split."""
-        self.token_counts += np.bincount(block.tokens, minlength=len(self.token_counts))
-        self.writers[split].add(block)
+    def add(self, split: str, chunk: TokenChunk) -> None:
+        """Append a chunk of documents to a split."""
+        self.token_counts += np.bincount(chunk.tokens, minlength=len(self.token_counts))
+        self.writers[split].add(chunk)
 
     def finish(self, report: dict[str, Any]) -> dict[str, Any]:
-        """Write what is left; return `report` with totals, sha256 and bytes_per_token added, as it went to report.json.
+        """Write what is left; return what went to report.json: `report` with totals, sha256 and bytes_per_token added.
 
         `sha256` covers the shard files and the token counts, names and contents: not the report, not the tokenizer's
         files (their fingerprint is in every shard).
@@ -109,7 +147,6 @@ class CorpusWriter:
         counts = self.folder / COUNTS
         with disk_errors(self.folder):
             np.save(counts, self.token_counts, allow_pickle=False)
-            self.tokenizer.save(self.folder / TOKENIZER)
             digests = {entry.file: bytes.fromhex(entry.sha256) for entry in entries}
             digests[COUNTS] = hashlib.sha256(counts.read_bytes()).digest()
             combined = hashlib.sha256()
@@ -124,14 +161,17 @@ class CorpusWriter:
                 "shards": [asdict(entry) for entry in entries],
             }
             (self.folder / INDEX).write_bytes(_to_json(index))
+            tokens = sum(entry.tokens for entry in entries)
             report = report | {
+                "documents": sum(entry.documents for entry in entries),
                 "sentences": sum(entry.sentences for entry in entries),
-                "tokens": sum(entry.tokens for entry in entries),
+                "tokens": tokens,
                 "bytes_per_token": 0.0,
                 "sha256": index["sha256"],
             }
             size = sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
-            report["bytes_per_token"] = round((size + len(_to_json(report))) / max(report["tokens"], 1), 4)
+            for _ in range(3):  # the report is on disk too, and its own digits change its size
+                report["bytes_per_token"] = round((size + len(_to_json(report))) / max(tokens, 1), 4)
             (self.folder / REPORT).write_bytes(_to_json(report))
         return report
 
@@ -145,12 +185,10 @@ def write_corpus(
     """Write documents that are token ids already, `{"train": [[[ids of a sentence], …], …], "held-out": …}`."""
     with atomic_folder(folder) as partial:
         writer = CorpusWriter(partial, tokenizer, shard_tokens)
-        documents = 0
         for split, rows in splits.items():
             for sentences in rows:
-                writer.add(split, TokenBlock.from_lists([sentences], tokenizer.vocab_size))
-                documents += 1
-        writer.finish({"documents": documents})
+                writer.add(split, TokenChunk.from_lists([sentences], tokenizer.vocab_size))
+        writer.finish({})
 
 
 def _to_json(value: dict[str, Any]) -> bytes:

@@ -1,0 +1,57 @@
+"""A chunk of documents as token ids: what a worker makes of text and what the shard writer appends.
+
+Plain numpy arrays, which travel between processes, or machines, as a few buffers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+LONGEST_SENTENCE = 65_535
+"""Sentence lengths are stored as uint16; a longer sentence is stored as several (no token is lost)."""
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """uint16 where every id fits, else uint32."""
+    return np.dtype(np.uint16 if vocab_size <= 65_535 else np.uint32)
+
+
+@dataclass(frozen=True)
+class TokenChunk:
+    """Documents one after the other. No sentence is empty; a document may be (the shard writer drops it)."""
+
+    tokens: np.ndarray
+    """(T,) uint16 or uint32"""
+    sentence_lengths: np.ndarray
+    """(S,) uint16, tokens of each sentence"""
+    document_lengths: np.ndarray
+    """(D,) int32, sentences of each document"""
+    continues: bool = False
+    """The first document goes on with the last document of the chunk before it."""
+
+    @classmethod
+    def from_lists(cls, documents: Sequence[Sequence[Sequence[int]]], vocab_size: int) -> "TokenChunk":
+        """From documents given as lists of sentences given as lists of ids."""
+        sentences = [sentence for document in documents for sentence in document]
+        ids = np.array([i for sentence in sentences for i in sentence], np.int64)
+        if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
+            raise ValueError(f"token ids from {ids.min()} to {ids.max()} in a vocabulary of {vocab_size}")
+        lengths = np.array([len(sentence) for sentence in sentences], np.int64)
+        if len(lengths) and not lengths.min():
+            raise ValueError("a sentence without tokens")
+        document_lengths = np.array([len(document) for document in documents], np.int64)
+        lengths, document_lengths, _ = cut_long_sentences(lengths, document_lengths)
+        return cls(ids.astype(token_dtype(vocab_size)), lengths.astype(np.uint16), document_lengths.astype(np.int32))
+
+
+def cut_long_sentences(lengths: np.ndarray, document_lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    """Store sentences over LONGEST_SENTENCE tokens as several; returns both arrays anew and how many were cut."""
+    long = int((lengths > LONGEST_SENTENCE).sum())
+    if not long:
+        return lengths, document_lengths, 0
+    pieces = -(-lengths // LONGEST_SENTENCE)  # (S,) rows each sentence takes, rounded up
+    out = np.repeat(np.minimum(lengths, LONGEST_SENTENCE), pieces)
+    out[np.cumsum(pieces) - 1] = lengths - (pieces - 1) * LONGEST_SENTENCE
+    owner = np.repeat(np.arange(len(document_lengths)), document_lengths)  # (S,) document of each sentence
+    return out, np.bincount(owner, weights=pieces, minlength=len(document_lengths)).astype(np.int64), long

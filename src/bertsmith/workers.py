@@ -1,0 +1,137 @@
+"""A pool of worker processes: items in, results out in the same order, with a bounded number of them under way.
+
+Workers are fresh interpreters (spawn): nothing is forked after a library has started threads, so nothing hangs or warns.
+They ignore Ctrl-C (the parent decides), use one thread each, end when the parent ends, however it ends, and one that is
+killed gives an error, not a wait without end.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar
+
+from bertsmith.errors import UserError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def available_cores() -> int:
+    """The cores this process may use (a container's or a batch job's share, not the whole machine's)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def peak_memory() -> int:
+    """Bytes of memory this process has held at most (resident set)."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/status", "rb") as status:
+        # getrusage would count what a parent held before it started this process
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith(b"VmHWM"))
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+class WorkerPool:
+    """`with WorkerPool(n) as pool: for result in pool.map_in_order(function, items)`; one worker is this process itself.
+
+    `function` must be importable by name, and its results must not depend on which process computes them.
+    """
+
+    def __init__(self, workers: int) -> None:
+        if workers < 1:
+            raise UserError(f"--workers {workers}: at least 1 is needed")
+        self.workers = workers
+        self._executor: ProcessPoolExecutor | None = None
+        self._peaks: dict[int, int] = {}
+
+    def __enter__(self) -> "WorkerPool":
+        if self.workers > 1:
+            context = multiprocessing.get_context("spawn")
+            self._executor = ProcessPoolExecutor(self.workers, mp_context=context, initializer=_start_worker)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._executor:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+
+    @property
+    def peak_memory(self) -> int:
+        """Bytes that this process and its workers have held at most, each at its own peak, added up."""
+        return peak_memory() + sum(self._peaks.values())
+
+    def map_in_order(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        """Yield `function(item)` for every item, in order; items are taken only as fast as results are used.
+
+        Raises what `function` raises, and UserError if a worker process was killed.
+        """
+        if self._executor is None:
+            yield from map(function, items)
+            return
+        underway: deque[Future[tuple[int, int, Result]]] = deque()
+        try:
+            for item in items:
+                with _launching():
+                    underway.append(self._executor.submit(_run, function, item))
+                # Two a worker are enough to keep all of them busy; more would only hold memory.
+                while len(underway) > 2 * self.workers or (underway and underway[0].done()):
+                    yield self._take(underway.popleft())
+            while underway:
+                yield self._take(underway.popleft())
+        except BrokenProcessPool as error:
+            raise UserError(
+                f"one of the {self.workers} worker processes was killed, most often because memory ran out; nothing was"
+                " written; run the same command again, with fewer --workers if memory is short"
+            ) from error
+
+    def _take(self, future: "Future[tuple[int, int, Result]]") -> Result:
+        process, peak, result = future.result()
+        self._peaks[process] = max(peak, self._peaks.get(process, 0))
+        return result
+
+
+def _run(function: Callable[[Any], Result], item: Any) -> tuple[int, int, Result]:
+    return os.getpid(), peak_memory(), function(item)
+
+
+@contextlib.contextmanager
+def _launching() -> Iterator[None]:
+    """Around `submit`, which starts processes: they inherit no Ctrl-C and do not run the user's script again.
+
+    multiprocessing lets every new process import the parent's main module, which fails for `python -c` and `<stdin>`
+    mains and starts scripts without an `if __name__ == "__main__"` anew. Nothing of ours lives there: show it an empty one.
+    """
+    main = sys.modules["__main__"]
+    masked = hasattr(signal, "pthread_sigmask")
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if masked else set()
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        if masked:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start_worker() -> None:
+    """Runs first in every worker, before numpy or tokenizers are imported."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"):
+        os.environ[variable] = "1"
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow_parent, daemon=True).start()
