@@ -1,8 +1,8 @@
 """A pool of worker processes: items in, results out in the same order, with a bounded number of them under way.
 
-Workers are fresh interpreters (spawn): nothing is forked after a library has started threads, so nothing hangs or warns.
-They ignore Ctrl-C (the parent decides), use one thread each, end when the parent ends, however it ends, and one that is
-killed gives an error, not a wait without end.
+Workers are fresh interpreters (spawn): nothing is forked after a library has started threads, so nothing hangs or
+warns. They ignore Ctrl-C (the parent decides), use one thread each, end when the parent ends, however it ends, and one
+that is killed gives an error, not a wait without end.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ def peak_memory() -> int:
 
 
 class WorkerPool:
-    """`with WorkerPool(n) as pool: for result in pool.map_in_order(function, items)`; one worker is this process itself.
+    """`with WorkerPool(n) as pool: for result in pool.map_in_order(function, items)`; one worker: this process itself.
 
     `function` must be importable by name, and its results must not depend on which process computes them.
     """
@@ -106,8 +106,8 @@ def _run(function: Callable[[Any], Result], item: Any) -> tuple[int, int, Result
 def _launching() -> Iterator[None]:
     """Around `submit`, which starts processes: they inherit no Ctrl-C and do not run the user's script again.
 
-    multiprocessing lets every new process import the parent's main module, which fails for `python -c` and `<stdin>`
-    mains and starts scripts without an `if __name__ == "__main__"` anew. Nothing of ours lives there: show it an empty one.
+    multiprocessing lets every new process import the parent's main module, which fails for `<stdin>` mains and starts
+    scripts without an `if __name__ == "__main__"` anew. Nothing of ours lives there: it is shown an empty one.
     """
     main = sys.modules["__main__"]
     masked = hasattr(signal, "pthread_sigmask")

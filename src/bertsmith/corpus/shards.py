@@ -98,13 +98,13 @@ class Shard:
         try:
             size = self.path.stat().st_size
             if size != self.entry.bytes:
-                raise UserError(
-                    f"{self.path}: {size:,} bytes where {self.entry.bytes:,} were written: the file {broken}"
-                )
+                raise UserError(f"{self.path}: {size:,} of {self.entry.bytes:,} bytes are there; the file {broken}")
             # Closing the file gives its descriptor back at once; the mapping lives as long as the arrays do.
             with pa.memory_map(str(self.path)) as source:
                 reader = pa.ipc.open_file(source)
                 schema, batches = reader.schema, [reader.get_batch(i) for i in range(reader.num_record_batches)]
+            for batch in batches:
+                batch.validate()
         except (OSError, pa.ArrowException) as error:
             raise UserError(f"{self.path}: the file {broken} ({str(error).splitlines()[0]})") from error
         if not schema.equals(shard_schema(self.fingerprint, self.vocab_size, self.entry.split), check_metadata=True):
@@ -208,9 +208,7 @@ class TokenCorpus:
         except (OSError, ValueError, EOFError) as error:
             raise UserError(f"{path}: is missing or broken ({error}); run `bertsmith prepare` again") from error
         if counts.shape != (self.vocab_size,) or counts.dtype != np.int64:
-            raise UserError(
-                f"{path}: holds {counts.shape} counts for {self.vocab_size} entries; run `bertsmith prepare`"
-            )
+            raise UserError(f"{path}: {counts.shape} counts for {self.vocab_size} ids; run `bertsmith prepare` again")
         return counts
 
     @cached_property

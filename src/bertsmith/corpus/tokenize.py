@@ -8,12 +8,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from bertsmith.corpus.chunks import TokenChunk, cut_long_sentences, token_dtype
+from bertsmith.corpus.chunks import TokenChunk, cut_long_sentences
 from bertsmith.text.sentences import split_sentences
-from bertsmith.text.tokenizer import BertTokenizer, load_tokenizer
-
-SENTENCES_AT_ONCE = 4096
-"""Sentences a call of the tokenizer takes: its Python lists of ids weigh twenty times what is kept of them."""
+from bertsmith.text.tokenizer import BertTokenizer
+from bertsmith.text.tokenizer_files import load_tokenizer
 
 
 @dataclass
@@ -68,7 +66,7 @@ def tokenize_chunk(chunk: TextChunk) -> tuple[str, TokenChunk, ChunkCounts]:
     tokenizer = _tokenizer(chunk.tokenizer, chunk.fingerprint)
     documents = [split_sentences(text, chunk.language) for text in chunk.texts]
     sentences = [sentence for document in documents for sentence in document]
-    tokens, lengths = encode_sentences(tokenizer, sentences)
+    tokens, lengths = tokenizer.encode_flat(sentences)
 
     counts = ChunkCounts(characters=sum(map(len, chunk.texts)))
     counts.repeated_sentences = len(sentences) - len(set(sentences))
@@ -76,7 +74,7 @@ def tokenize_chunk(chunk: TextChunk) -> tuple[str, TokenChunk, ChunkCounts]:
     counts.unknown_tokens = int(unknown.sum())
     if counts.unknown_tokens:
         owner = np.repeat(np.arange(len(sentences)), lengths)
-        counts.long_words = sum(tokenizer.count_long_words(sentences[s]) for s in np.unique(owner[unknown]))
+        counts.long_words = tokenizer.count_overlong_words(sentences[s] for s in np.unique(owner[unknown]))
 
     document_lengths = np.array([len(document) for document in documents], np.int64)
     full = lengths > 0
@@ -88,15 +86,3 @@ def tokenize_chunk(chunk: TextChunk) -> tuple[str, TokenChunk, ChunkCounts]:
     lengths, document_lengths, counts.cut_sentences = cut_long_sentences(lengths, document_lengths)
     ids = TokenChunk(tokens, lengths.astype(np.uint16), document_lengths.astype(np.int32), chunk.continues)
     return chunk.split, ids, counts
-
-
-def encode_sentences(tokenizer: BertTokenizer, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """The ids of all sentences one after the other, (T,) uint16 or uint32, and (S,) int64, how many each one has."""
-    dtype = token_dtype(tokenizer.vocab_size)
-    tokens = [np.zeros(0, dtype)]
-    lengths: list[int] = []
-    for start in range(0, len(sentences), SENTENCES_AT_ONCE):
-        encoded = tokenizer.encode_ids(sentences[start : start + SENTENCES_AT_ONCE])
-        lengths.extend(map(len, encoded))
-        tokens.append(np.fromiter((i for ids in encoded for i in ids), dtype, sum(map(len, encoded))))
-    return np.concatenate(tokens), np.array(lengths, np.int64)

@@ -163,7 +163,6 @@ class CorpusWriter:
             (self.folder / INDEX).write_bytes(_to_json(index))
             tokens = sum(entry.tokens for entry in entries)
             report = report | {
-                "documents": sum(entry.documents for entry in entries),
                 "sentences": sum(entry.sentences for entry in entries),
                 "tokens": tokens,
                 "bytes_per_token": 0.0,
