@@ -1,0 +1,251 @@
+"""Files of rows: .jsonl, .csv, .tsv and .parquet → a document for each row's text column.
+
+A row that cannot be used is counted with its reason and the first ones are named; a column that no row has is an error
+that names the columns there are. Cells are text as they stand: "NA", "null" and "01" mean nothing special.
+"""
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from bertsmith.errors import UserError
+from bertsmith.text.decoding import Decoder, TextFile
+from bertsmith.text.documents import Document, ReadOptions, ReadReport, make_document
+from bertsmith.text.inputs import input_size
+from bertsmith.text.streams import is_url, open_bytes
+
+MAX_FIELD = 1 << 26
+"""Characters in a .csv field; more is a quote that is never closed, not a text."""
+BATCH_BYTES = 4 << 20
+"""Text of a .parquet batch, about."""
+NAMES = 20
+
+
+def missing_column(path: str, column: str, names: Iterable[str], kind: str) -> UserError:
+    listed = [repr(name) for name in names]
+    more = f" and {len(listed) - NAMES} more" if len(listed) > NAMES else ""
+    there = f"there are {', '.join(listed[:NAMES])}{more}" if listed else "there are none"
+    return UserError(f"{path}: no {kind} {column!r}; {there}; choose one with --text-column")
+
+
+def json_rows(file: TextFile) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line, object) for each line of a .jsonl file; blank, broken and other lines are counted.
+
+    Raises UserError at the end where no line held an object.
+    """
+    # not strict: a raw tab inside a string is against the letter of JSON and plain to read
+    decode = json.JSONDecoder(strict=False).decode
+    objects, failure = 0, ""
+    for first, lines in file.lines():
+        for number, line in enumerate(lines, first):
+            if not line or line.isspace():
+                file.report.skip("blank line", f"{file.path}:{number}")
+                continue
+            try:
+                row = decode(line[1:] if line[0] == "\ufeff" else line)  # files with byte-order marks, joined
+            except (ValueError, RecursionError) as error:
+                failure = failure or f"line {number}: {error}"
+                file.report.skip("broken JSON", f"{file.path}:{number}")
+                continue
+            if isinstance(row, dict):
+                objects += 1
+                yield number, row
+            else:
+                failure = failure or f"line {number} holds {type(row).__name__}"
+                file.report.skip("not a JSON object", f"{file.path}:{number}")
+    if failure and not objects:
+        raise UserError(f"{file.path}: no line is a JSON object ({failure}); one object a line is expected")
+
+
+def read_jsonl(file: TextFile) -> Iterator[Document]:
+    """A document for each line's text. Raises UserError at the end where no line has the text column."""
+    column, path, report = file.options.text_column, file.path, file.report
+    rows, found = 0, False
+    others: dict[str, None] = {}
+    for number, row in json_rows(file):
+        rows += 1
+        text = row.get(column)
+        if isinstance(text, str):
+            found = True
+            if document := make_document(text, path, number, file.options, report):
+                yield document
+        elif column in row:
+            found = True
+            report.skip("text is null" if text is None else "text is not a string", f"{path}:{number}")
+        else:
+            report.skip("no text column", f"{path}:{number}")
+            if not found and len(others) <= 10 * NAMES:
+                others.update(dict.fromkeys(row))
+    if rows and not found:
+        raise missing_column(path, column, others, "line has the key")
+
+
+def csv_rows(file: TextFile) -> Iterator[tuple[int, list[str]]]:
+    """(line it starts on, cells) for each row of a .csv file, the header too: RFC 4180, quoted line ends and all.
+
+    A row with text after a closing quote is counted as broken. Raises UserError where a quote is never closed: all rows
+    after it would be one cell.
+    """
+    # The limit is csv's own module-wide variable, 131,072 at first; raising it harms no other reader.
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_FIELD))
+    reader = csv.reader((line + "\n" for _, lines in file.lines() for line in lines), strict=True)
+    while True:
+        start = reader.line_num + 1
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            if "end of data" in str(error) or "field limit" in str(error):
+                raise UserError(
+                    f"{file.path}: line {start}: a quote opened in this row is never closed, so that all that follows "
+                    "would be one cell; close it, or double the quotes inside cells"
+                ) from None
+            file.report.skip("broken CSV row", f"{file.path}:{start}")
+            continue
+        if row is None:
+            return
+        if not row:
+            file.report.skip("blank line", f"{file.path}:{start}")
+            continue
+        yield start, row
+
+
+def tsv_rows(file: TextFile) -> Iterator[tuple[int, list[str]]]:
+    """(line, cells) for each line of a .tsv file, the header too; a quote is a character like any other."""
+    for first, lines in file.lines():
+        for number, line in enumerate(lines, first):
+            if line:
+                yield number, line.split("\t")
+            else:
+                file.report.skip("blank line", f"{file.path}:{number}")
+
+
+def find_column(file: TextFile, header: list[str]) -> int:
+    """The place of the text column in a header row; UserError where it is missing or there twice."""
+    column = file.options.text_column
+    if header.count(column) > 1:
+        raise UserError(f"{file.path}: {header.count(column)} columns are named {column!r}; rename all but one")
+    if column not in header:
+        raise missing_column(file.path, column, header, "column")
+    return header.index(column)
+
+
+def read_delimited(file: TextFile, rows: Iterator[tuple[int, list[str]]]) -> Iterator[Document]:
+    """A document for each row's text. The first row names the columns; UserError where the text column is not there.
+
+    A row with more or fewer cells than the header is counted, not guessed at: its text may have been cut in two.
+    """
+    header: list[str] | None = None
+    for number, row in rows:
+        if header is None:
+            header, index = row, find_column(file, row)
+        elif len(row) != len(header):
+            file.report.skip(f"not as many cells as the header ({len(header)})", f"{file.path}:{number}")
+        elif document := make_document(row[index], file.path, number, file.options, file.report):
+            yield document
+
+
+def open_parquet(path: str, column: str) -> Any:
+    """The open pyarrow ParquetFile; UserError where it is damaged or the column is missing or no text."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        # a small buffer makes pyarrow read pages as they are needed, not whole column chunks
+        file = pq.ParquetFile(open_bytes(path) if is_url(path) else path, buffer_size=1 << 20, pre_buffer=False)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: damaged Parquet file: {error}") from error
+    names = file.schema_arrow.names
+    if names.count(column) != 1:
+        file.close()
+        raise missing_column(path, column, names, "column")
+    kind = file.schema_arrow.field(column).type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if not any(
+        test(kind)
+        for test in (
+            pa.types.is_string,
+            pa.types.is_large_string,
+            pa.types.is_string_view,
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+            pa.types.is_binary_view,
+            pa.types.is_null,
+        )
+    ):
+        file.close()
+        raise UserError(f"{path}: column {column!r} holds {kind}, not text; choose another with --text-column")
+    return file
+
+
+def read_parquet(
+    path: str,
+    options: ReadOptions,
+    report: ReadReport,
+    on_bytes: Callable[[int], None] | None = None,
+    told: int = 0,
+) -> Iterator[Document]:
+    """A document for each row's text, in batches of about 4 MB of text. Binary columns are decoded by the options.
+
+    told: stored bytes that `on_bytes` has been told of already; by the last row group it has been told of the whole file.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    file = open_parquet(path, options.text_column)
+    try:
+        number, rows_done = 1, 0
+        stored = input_size([path]) - told
+        for group in range(file.num_row_groups):
+            about = file.metadata.row_group(group)
+            if on_bytes:
+                before, rows_done = rows_done, rows_done + about.num_rows
+                total = max(file.metadata.num_rows, 1)
+                on_bytes(stored * rows_done // total - stored * before // total)
+            chunks = [about.column(i) for i in range(about.num_columns)]
+            size = sum(c.total_uncompressed_size for c in chunks if c.path_in_schema == options.text_column)
+            rows = int(BATCH_BYTES * about.num_rows / max(size, 1))
+            batches = file.iter_batches(
+                batch_size=max(1, min(rows, 8192)),
+                row_groups=[group],
+                columns=[options.text_column],
+                use_threads=False,
+            )
+            for batch in batches:
+                column = batch.column(0)
+                if pa.types.is_dictionary(column.type):
+                    column = column.dictionary_decode()
+                if not pa.types.is_null(column.type):
+                    report.bytes += pc.sum(pc.binary_length(column)).as_py() or 0
+                for text in column_values(column, path, number, options, report):
+                    if text is None:
+                        report.skip("text is null", f"{path}:{number}")
+                    elif document := make_document(text, path, number, options, report):
+                        yield document
+                    number += 1
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: damaged Parquet file (after row {number - 1:,}): {error}") from error
+    finally:
+        file.close()
+
+
+def column_values(column: Any, path: str, first: int, options: ReadOptions, report: ReadReport) -> Iterator[str | None]:
+    """The texts of an Arrow array; binary cells, and strings that are no UTF-8 after all, are decoded with a count."""
+    import pyarrow as pa
+
+    is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    if is_text or pa.types.is_null(column.type):
+        try:
+            yield from column.to_pylist()
+            return
+        except UnicodeDecodeError:
+            column = column.cast(pa.large_binary())
+            options = ReadOptions(on_invalid=options.on_invalid)
+    for number, value in enumerate(column.to_pylist(), first):
+        if value is None or isinstance(value, str):
+            yield value
+            continue
+        decoder = Decoder(path, options, report)
+        decoder.line = number
+        yield decoder.decode(value, final=True)
