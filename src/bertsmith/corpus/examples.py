@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from bertsmith.corpus.random_bits import UInt64s, binomial_half, derive_key, hash_bits, scale_to_integers, to_uniform
-from bertsmith.corpus.windows import Bools, CorpusIndex, Ints, SentenceTable
+from bertsmith.corpus.windows import Bools, CorpusIndex, Ints, SentenceTable, piece_size
 from bertsmith.errors import UserError
 
 Objective = Literal["mlm+nsp", "mlm+sop", "mlm"]
@@ -23,6 +23,7 @@ LABEL_NAMES: dict[str, tuple[str, str]] = {"mlm+nsp": ("is next", "random"), "ml
 
 # Counters of the numbers drawn for the chunk that begins at a sentence.
 _SHORT, _TARGET, _FIRST_PART, _COIN, _DOCUMENT, _SENTENCE, _PIECE, _FRONT_A, _FRONT_B = range(9)
+_BALANCE_SENTENCES = 50_000
 _INDEX_BITS = 24  # an example's id is its block's number, then its number in the block in 24 bits
 
 
@@ -143,15 +144,23 @@ class ExamplePlanner:
 
         A chunk of one sentence (the last of a document, often) can only get a random next. The reference tosses a fair
         coin for all others, so that more than half of its pairs are random: two thirds where documents have two
-        sentences. The chance is found on a fixed sample of blocks, whatever the seed.
+        sentences. The chance is found on a fixed sample, whatever the seed: some blocks, planned several times if few.
         """
         sample = self.corpus.sample_blocks(derive_key("sample for the balance of labels"))
         table = self.corpus.sentence_table(sample, self.room)
-        chunks = _Chunks(table, hash_bits(derive_key("balance of labels"), table.block), self.room, self.short_share)
+        plannings = min(32, -(-_BALANCE_SENTENCES // max(len(table.length), 1)))
+        chunks = [
+            _Chunks(table, hash_bits(derive_key("balance of labels", n), table.block), self.room, self.short_share)
+            for n in range(plannings)
+        ]
 
         def share(chance: float) -> float:
-            begins, random = chunks.walk_next_sentences(chance)
-            return float(random[begins].mean()) if len(begins) else 0.0
+            # expected rather than counted, given which chunks come up: less noise for the same sample
+            pairs = forced = 0
+            for planning in chunks:
+                begins, _ = planning.walk_next_sentences(chance)
+                pairs, forced = pairs + len(begins), forced + int(planning.alone[begins].sum())
+            return chance + (1 - chance) * forced / pairs
 
         low, high = 0.0, 0.5
         for _ in range(9):
@@ -243,8 +252,8 @@ class ExamplePlanner:
             sentence = int(u * (len(offsets) - 1))
             start = int(offsets[sentence])
             if (length := int(offsets[sentence + 1]) - start) > self.room:  # cut to pieces as in `sentence_table`
-                pieces = -(-length // max(1, self.room // 2))
-                start += length * int(v * pieces) // pieces
+                size = piece_size(self.room)
+                start += size * int(v * -(-length // size))
             end = int(offsets[min(int(offsets.searchsorted(start + want)), len(offsets) - 1)])
             starts[row], lengths[row] = start, min(end - start, self.room)
         return shards + shards_before, starts, lengths

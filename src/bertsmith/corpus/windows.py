@@ -163,7 +163,7 @@ class CorpusIndex:
         return starts[low:high], lengths[low:high], documents[low:high] + self.document_base[shard]
 
     def sentence_table(self, blocks: Ints, room: int) -> SentenceTable:
-        """The sentences of `blocks`. One longer than `room` tokens is cut into even pieces of at most room / 2.
+        """The sentences of `blocks`. One longer than `room` tokens is cut into pieces of room / 2 and what is left.
 
         The reference takes about the middle of such a sentence and drops the rest. As pieces, two of which make a full
         pair, all of it is learnt from.
@@ -172,11 +172,11 @@ class CorpusIndex:
         start, length, document = (np.concatenate([part[i] for part in parts]) for i in range(3))
         block = np.repeat(blocks, [len(part[0]) for part in parts])
         if len(length) and length.max() > room:
-            pieces = np.where(length > room, -(-length // max(1, room // 2)), 1)
+            size = piece_size(room)
+            pieces = np.where(length > room, -(-length // size), 1)
             row = np.repeat(np.arange(len(pieces)), pieces)
-            piece = np.arange(len(row)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-            low = length[row] * piece // pieces[row]
-            high = length[row] * (piece + 1) // pieces[row]
+            low = size * (np.arange(len(row)) - np.repeat(np.cumsum(pieces) - pieces, pieces))
+            high = np.where(pieces[row] > 1, np.minimum(low + size, length[row]), length[row])
             start, length, document, block = start[row] + low, high - low, document[row], block[row]
         return SentenceTable(
             shard=self.block_shard[block],
@@ -187,6 +187,11 @@ class CorpusIndex:
             index=np.arange(len(block)) - _run_bounds(block)[0],
             run_end=_run_bounds(block, document)[1],
         )
+
+
+def piece_size(room: int) -> int:
+    """Tokens of the pieces of a sentence that has no room: half of it, rounded up, so that two fill a pair."""
+    return (room + 1) // 2
 
 
 def search_sorted(array: npt.NDArray[Any], values: Any, side: Any = "left") -> Ints:
