@@ -8,6 +8,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,15 +20,22 @@ PARTIAL = ".partial-"
 
 @contextlib.contextmanager
 def disk_errors(path: Path | str) -> Iterator[None]:
-    """Turn the operating system's refusals to write (full disk, no permission, read-only) into a UserError."""
+    """Turn the operating system's refusals to write (full disk, no permission, read-only) into a UserError.
+
+    Libraries written in Rust (safetensors, tokenizers) raise exceptions of their own that end in `(os error 28)`: their
+    number counts as well.
+    """
     try:
         yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    except Exception as error:
+        number = error.errno if isinstance(error, OSError) else None
+        if number is None and (written := re.search(r"\(os error (\d+)\)", str(error))):
+            number = int(written[1])
+        if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise UserError(f"{path}: the disk is full; free some space and run the same command again") from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        if number in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise UserError(f"{path}: no permission to write here; choose another --out") from error
-        if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        if number in (errno.ENOTDIR, errno.EEXIST):
             raise UserError(f"{path}: a file stands where a folder is needed; choose another --out") from error
         raise
 
