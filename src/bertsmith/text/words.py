@@ -24,6 +24,7 @@ _PUNCTUATION = (
     r"!-/:-@\[-`{-~\u00a1\u00a7\u00ab\u00b6\u00b7\u00bb\u00bf\u2010-\u2027\u2030-\u2043"
     r"\u3001-\u3003\u3008-\u3011\u3014-\u301f\u30fb\uff01-\uff03\uff05-\uff0a\uff0c-\uff0f\uff1a\uff1b\uff1f\uff20"
 )
+_BLANKS = r" \t\n\r\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _IDEOGRAPHS = r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 
 
@@ -95,9 +96,16 @@ class WordSplitter:
         return [word for word, _ in self._pre_tokenize(normalized)]
 
     @cached_property
+    def _alone(self) -> str:
+        return _PUNCTUATION + (_IDEOGRAPHS if self.normalization.split_cjk else "")
+
+    @cached_property
     def _runs(self) -> re.Pattern[str]:
-        alone = _PUNCTUATION + (_IDEOGRAPHS if self.normalization.split_cjk else "")
-        return re.compile(f"([^{alone}]+)")
+        return re.compile(f"([^{self._alone}]+)")
+
+    @cached_property
+    def _boundary(self) -> re.Pattern[str]:
+        return re.compile(f"[{_BLANKS}{self._alone}]")
 
     def split_runs(self, raw: str) -> Iterator[str]:
         """Cut `raw` further, at punctuation and ideographs; the words of the parts are the words of `raw`.
@@ -112,12 +120,19 @@ class WordSplitter:
             else:
                 yield from part
 
-    def find_run_end(self, text: str, start: int) -> int:
-        """Position, from `start` on, of the first blank or character that is always a word of its own."""
+    def last_boundary(self, text: str, start: int, end: int) -> int:
+        """The last position in (start, end] where `text` can be cut between words; `start` if there is none."""
+        reach = 100
+        while True:
+            begin = max(start, end - reach)
+            last = start
+            for found in self._boundary.finditer(text, begin, end):
+                last = found.end()
+            if last > start or begin == start:
+                return last
+            reach *= 100
+
+    def next_boundary(self, text: str, start: int) -> int:
+        """The first position from `start` on where `text` can be cut between words; its length if there is none."""
         found = self._boundary.search(text, start)
         return found.start() if found else len(text)
-
-    @cached_property
-    def _boundary(self) -> re.Pattern[str]:
-        alone = _PUNCTUATION + (_IDEOGRAPHS if self.normalization.split_cjk else "")
-        return re.compile(r"[ \t\n\r\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000" + alone + "]")

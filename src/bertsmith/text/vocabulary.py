@@ -1,0 +1,362 @@
+"""Text files → a tokenizer folder with a WordPiece vocabulary: the same bytes for any file order, workers or hash seed.
+
+Count the words (word_counts.py), choose the alphabet, learn pieces by merging (merges.py). Everything that decides is a
+sum of counts or a comparison of texts. The vocabulary never has more entries than asked; what is dropped on the way
+(rare characters, over-long words) is counted and said.
+"""
+
+import hashlib
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertsmith.errors import UserError
+from bertsmith.progress import Progress, say
+from bertsmith.storage import PARTIAL, atomic_folder, disk_errors
+from bertsmith.text.merges import PairIndex, learn_pieces
+from bertsmith.text.readers import ReadOptions, ReadReport, expand_inputs, input_size, read_documents
+from bertsmith.text.tokenizer import CONTINUATION, BertTokenizer
+from bertsmith.text.tokenizer_files import SPECIAL_TOKENS, is_tokenizer_folder
+from bertsmith.text.word_counts import CHUNK_CHARACTERS, WordCounts, count_words, cut_text
+from bertsmith.text.words import Normalization, WordSplitter
+from bertsmith.workers import WorkerPool, available_cores, peak_memory
+
+DEFAULT_SIZE = 30_000
+"""Entries, about what BERT has (Devlin et al. 2018, section 3: 30,000)."""
+TRAINING_CHARACTERS = 20_000_000
+"""Characters of distinct words to learn from, the most frequent words first: bounds the memory of training to about a
+gigabyte. English reaches it with more than two million distinct words."""
+
+_COVERAGE = 0.9995  # of all characters read; the alphabet need not be larger …
+_USUAL_ALPHABET = (
+    1_000  # … but has this many characters, if there are as many and they leave half the entries to pieces
+)
+_NEEDED_COVERAGE = 0.99  # and has what this takes even if little is left to pieces: a missing letter ruins whole words
+_CODE_POINTS = 0x110000
+
+
+class CharacterCounts:
+    """How often each character starts and continues a word: int64 (code points,) each."""
+
+    def __init__(self) -> None:
+        self.starting = np.zeros(_CODE_POINTS, np.int64)
+        self.continuing = np.zeros(_CODE_POINTS, np.int64)
+
+    def add(self, words: Sequence[str], counts: np.ndarray) -> None:
+        """Count the characters of `words`, which occur `counts` times each."""
+        codes, lengths = split_characters(words)
+        first = np.cumsum(lengths) - lengths
+        weights = np.repeat(counts, lengths)
+        np.add.at(self.starting, codes[first], counts)
+        weights[first] = 0
+        np.add.at(self.continuing, codes, weights)
+
+    def by_frequency(self) -> np.ndarray:
+        """Code points that occur, the most frequent first, equals by code point."""
+        total = self.starting + self.continuing
+        present = np.flatnonzero(total)
+        return present[np.argsort(-total[present], kind="stable")]
+
+
+def split_characters(words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """The code points of all words one after the other, int32 (N,), and the length of each word, int64 (words,)."""
+    lengths = np.fromiter(map(len, words), np.int64, len(words))
+    return np.frombuffer("".join(words).encode("utf-32-le"), "<i4"), lengths
+
+
+@dataclass
+class Training:
+    """A trained vocabulary and the account of what it was trained on."""
+
+    tokens: list[str]
+    unique_words: int
+    words: int
+    """Occurrences."""
+    words_not_learned_from: int
+    """Occurrences of words beyond TRAINING_CHARACTERS, or with a character that is not in the alphabet."""
+    characters: int
+    """Distinct characters seen."""
+    characters_dropped: int
+    """Those among them without an entry; words that hold one become [UNK]."""
+    dropped_share: float
+    """Share of all characters read that these are."""
+
+
+def choose_alphabet(characters: CharacterCounts, room: int, limit: int | None = None) -> np.ndarray:
+    """Code points that get entries, the most frequent first, where `room` entries are to be had in all.
+
+    A character needs one entry, and one more if it ever continues a word. Unless `limit` says how many characters:
+    enough for 99.95 % of the text and at least 1,000, as long as half of `room` is left to longer pieces; and enough
+    for 99 % in any case.
+    """
+    ordered = characters.by_frequency()
+    entries = np.cumsum(1 + (characters.continuing[ordered] > 0))
+    fitting = int(np.searchsorted(entries, room, side="right"))
+    if limit is not None:
+        return ordered[: min(limit, fitting)]
+    total = characters.starting[ordered] + characters.continuing[ordered]
+    covered = np.cumsum(total) / max(int(total.sum()), 1)
+    usual = max(_USUAL_ALPHABET, int(np.searchsorted(covered, _COVERAGE)) + 1)
+    half = int(np.searchsorted(entries, room // 2, side="right"))
+    needed = int(np.searchsorted(covered, _NEEDED_COVERAGE)) + 1
+    return ordered[: min(fitting, max(needed, min(usual, half)))]
+
+
+def select_words(words: list[str], counts: np.ndarray, characters: int) -> tuple[list[str], np.ndarray]:
+    """The most frequent words (equals: first by text), until their lengths reach `characters`."""
+    lengths = np.fromiter(map(len, words), np.int64, len(words))
+    if lengths.sum() <= characters:
+        return words, counts
+    order = np.argsort(-counts, kind="stable")
+    last = int(np.searchsorted(np.cumsum(lengths[order]), characters))
+    threshold = counts[order[last]]
+    # texts are compared only among the words that are as frequent as the last one: far less than sorting all
+    kept = np.flatnonzero(counts > threshold)
+    ties = sorted(np.flatnonzero(counts == threshold).tolist(), key=words.__getitem__)
+    room = characters - int(lengths[kept].sum())
+    enough = int(np.searchsorted(np.cumsum(lengths[ties]), room)) + 1
+    chosen = [*kept.tolist(), *ties[:enough]]
+    return [words[index] for index in chosen], counts[chosen]
+
+
+def train_vocabulary(
+    groups: Iterable[dict[str, int]],
+    size: int,
+    *,
+    min_frequency: int = 2,
+    alphabet_limit: int | None = None,
+    training_characters: int = TRAINING_CHARACTERS,
+    on_entries: Callable[[int], None] = lambda more: None,
+) -> Training:
+    """Learn a vocabulary of at most `size` tokens from word counts (`WordCounts.groups()`).
+
+    The five special tokens have ids 0–4; then the alphabet by code point; then pieces, the most frequent merge first.
+    A pair that occurs less than `min_frequency` times is not merged. If pieces run out before `size` is reached, the
+    most frequent characters that were dropped take what is left. `on_entries` is told how many entries are new.
+    """
+    characters = CharacterCounts()
+    words: list[str] = []
+    counts = np.zeros(0, np.int64)
+    unique_words = occurrences = held = 0
+    for group in groups:
+        group_words, group_counts = list(group), np.fromiter(group.values(), np.int64, len(group))
+        characters.add(group_words, group_counts)
+        unique_words += len(group)
+        occurrences += int(group_counts.sum())
+        held += sum(map(len, group_words))
+        words += group_words
+        counts = np.concatenate([counts, group_counts])
+        if held > 2 * training_characters:
+            words, counts = select_words(words, counts, training_characters)
+            held = training_characters
+    words, counts = select_words(words, counts, training_characters)
+
+    room = size - len(SPECIAL_TOKENS)
+    chosen = np.sort(choose_alphabet(characters, room, alphabet_limit))
+    continuing = chosen[characters.continuing[chosen] > 0]
+    alphabet = [chr(code) for code in chosen] + [CONTINUATION + chr(code) for code in continuing]
+    index, learned_from = _index_words(words, counts, chosen, continuing)
+    del words, counts
+    on_entries(len(SPECIAL_TOKENS) + len(alphabet))
+    pieces = learn_pieces(alphabet, index, room - len(alphabet), min_frequency, on_piece=lambda: on_entries(1))
+    tokens = [*SPECIAL_TOKENS, *alphabet, *pieces]
+
+    kept = set(chosen.tolist())
+    dropped = [code for code in characters.by_frequency().tolist() if code not in kept]
+    left_over = list(_character_tokens(dropped, characters))[: size - len(tokens)]
+    tokens += left_over
+    dropped = [code for code in dropped if chr(code) not in set(left_over)]
+    total = characters.starting + characters.continuing
+    return Training(
+        tokens,
+        unique_words,
+        words=occurrences,
+        words_not_learned_from=occurrences - learned_from,
+        characters=int((total > 0).sum()),
+        characters_dropped=len(dropped),
+        dropped_share=float(total[dropped].sum() / max(int(total.sum()), 1)),
+    )
+
+
+def _character_tokens(codes: Iterable[int], characters: CharacterCounts) -> Iterator[str]:
+    for code in codes:
+        yield chr(code)
+        if characters.continuing[code]:
+            yield CONTINUATION + chr(code)
+
+
+def _index_words(
+    words: list[str], counts: np.ndarray, chosen: np.ndarray, continuing: np.ndarray
+) -> tuple[PairIndex, int]:
+    """The words spelled in the alphabet (`chosen`, then ## `continuing`), and how many occurrences that covers."""
+    starting_symbol = np.full(_CODE_POINTS, -1, np.int32)
+    starting_symbol[chosen] = np.arange(len(chosen))
+    continuing_symbol = np.full(_CODE_POINTS, -1, np.int32)
+    continuing_symbol[continuing] = len(chosen) + np.arange(len(continuing))
+    codes, lengths = split_characters(words)
+    first = np.cumsum(lengths) - lengths
+    symbols = continuing_symbol[codes]
+    symbols[first] = starting_symbol[codes[first]]
+    # A word with a dropped character will be [UNK] as a whole: it must not vote for pieces.
+    usable = np.minimum.reduceat(symbols, first) >= 0 if len(words) else np.zeros(0, bool)
+    learned_from = int(counts[usable].sum())
+    usable &= lengths > 1
+    symbols = symbols[np.repeat(usable, lengths)]
+    return PairIndex(symbols, lengths[usable], counts[usable]), learned_from
+
+
+# -- from files to a folder --------------------------------------------------------------------------------------------
+
+
+def build_vocabulary(
+    inputs: Sequence[str],
+    out: str | Path,
+    *,
+    size: int = DEFAULT_SIZE,
+    lowercase: bool = True,
+    strip_accents: bool | None = None,
+    workers: int | None = None,
+    read_options: ReadOptions | None = None,
+    min_frequency: int = 2,
+    alphabet_limit: int | None = None,
+) -> dict[str, Any]:
+    """Train a vocabulary on text files and write the tokenizer folder `out`; returns the JSON summary of `vocab`.
+
+    `inputs` are files, folders, globs or fsspec URLs; `workers` processes count words (default: one a core). `out` is
+    written whole or not at all; an older tokenizer there is replaced. `sha256` in the summary is that of vocab.txt;
+    `peak_memory_mb` is of all processes together.
+
+    Raises UserError before any work for sizes that make no sense, missing inputs, or an `out` that holds something
+    else; and when the inputs hold no word.
+    """
+    started = time.monotonic()
+    out = Path(out)
+    _check_options(size, min_frequency, alphabet_limit, out)
+    normalization = Normalization(lowercase, strip_accents)
+    options = read_options or ReadOptions()
+    report = ReadReport()
+    paths = expand_inputs(inputs, report)
+
+    spill = out.parent / f".{out.name}{PARTIAL}words"
+    with disk_errors(out), WorkerPool(available_cores() if workers is None else workers) as pool:
+        shutil.rmtree(spill, ignore_errors=True)
+        try:
+            words = WordCounts(spill)
+            with Progress("counting words", input_size(paths), "MB", scale=1e6) as bar:
+                chunks = _read_chunks(paths, options, report, words, WordSplitter(normalization), bar.advance)
+                for tally in pool.map_in_order(partial(count_words, normalization=normalization), chunks):
+                    words.add(tally)
+            peak = pool.peak_memory
+            with Progress("learning the vocabulary", size, "entries") as bar:
+                training = train_vocabulary(
+                    words.groups(),
+                    size,
+                    min_frequency=min_frequency,
+                    alphabet_limit=alphabet_limit,
+                    on_entries=bar.advance,
+                )
+        finally:
+            shutil.rmtree(spill, ignore_errors=True)
+    if not training.words:
+        raise UserError(f"{', '.join(inputs)}: no word in {report.documents} documents; nothing to learn from")
+    with atomic_folder(out) as folder:
+        BertTokenizer(training.tokens, normalization).save(folder)
+        digest = hashlib.sha256((folder / "vocab.txt").read_bytes()).hexdigest()
+
+    summary = {
+        "size": len(training.tokens),
+        "requested_size": size,
+        "sha256": digest,
+        "words": training.words,
+        "unique_words": training.unique_words,
+        "words_not_learned_from": training.words_not_learned_from,
+        "overlong_words": words.overlong_words,
+        "overlong_characters": words.overlong_characters,
+        "characters": training.characters,
+        "characters_dropped": training.characters_dropped,
+        "characters_dropped_share": training.dropped_share,
+        "lowercase": normalization.lowercase,
+        "strip_accents": normalization.strips_accents,
+        "read": report.as_dict(),
+    }
+    _say_losses(summary)
+    say(f"{out}: {len(training.tokens):,} tokens from {training.words:,} words")
+    return summary | {
+        "tokenizer": str(out),
+        "seconds": round(time.monotonic() - started, 3),
+        "peak_memory_mb": round(max(peak, peak_memory()) / 1e6, 1),
+        "workers": pool.workers,
+    }
+
+
+def _check_options(size: int, min_frequency: int, alphabet_limit: int | None, out: Path) -> None:
+    problems = []
+    least = len(SPECIAL_TOKENS) + 1
+    if not least <= size <= 2_000_000:
+        problems.append(f"--size {size}: from {least} (the special tokens and one more) to 2,000,000 is possible")
+    if min_frequency < 1:
+        problems.append(f"--min-frequency {min_frequency}: at least 1 is needed")
+    if alphabet_limit is not None and alphabet_limit < 1:
+        problems.append(f"--alphabet-limit {alphabet_limit}: at least 1 is needed")
+    if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or is_tokenizer_folder(out))):
+        problems.append(f"{out}: holds something else than a tokenizer; remove it or choose another --out")
+    if problems:
+        raise UserError("; ".join(problems))
+
+
+def _read_chunks(
+    paths: Sequence[str],
+    options: ReadOptions,
+    report: ReadReport,
+    words: WordCounts,
+    splitter: WordSplitter,
+    on_bytes: Callable[[int], None],
+) -> Iterator[list[str]]:
+    """Texts in chunks of about CHUNK_CHARACTERS; stretches too long to be words are counted in `words`."""
+    chunk: list[str] = []
+    held = 0
+    for path in paths:
+        for document in read_documents(path, options, report, on_bytes):
+            for text, overlong in cut_text(document.text, splitter):
+                if overlong:
+                    words.overlong_words += 1
+                    words.overlong_characters += overlong
+                    continue
+                chunk.append(text)
+                held += len(text)
+                if held >= CHUNK_CHARACTERS:
+                    yield chunk
+                    chunk, held = [], 0
+    if chunk:
+        yield chunk
+
+
+def _say_losses(summary: dict[str, Any]) -> None:
+    """One line on stderr for each thing the user should know before using the vocabulary."""
+    read: dict[str, Any] = summary["read"]
+    if summary["size"] < summary["requested_size"]:
+        say(
+            f"warning: too little text for {summary['requested_size']:,} entries: no more pairs occur often enough, "
+            f"so there are {summary['size']:,}"
+        )
+    if summary["characters_dropped"]:
+        say(
+            f"{summary['characters_dropped']:,} of {summary['characters']:,} distinct characters got no entry "
+            f"({summary['characters_dropped_share']:.4%} of the text); words that hold one become [UNK]"
+        )
+    if share := summary["overlong_characters"] / max(read["characters"], 1):
+        say(
+            f"{'warning: ' if share > 0.01 else ''}{summary['overlong_words']:,} words are too long for WordPiece "
+            f"({share:.4%} of the text) and become [UNK]"
+            + ("; if this language or data has no blanks, put some between its words first" if share > 0.01 else "")
+        )
+    if read["invalid_bytes"]:
+        say(f"warning: {read['invalid_bytes']:,} bytes were not in the encoding, first at {read['invalid_places'][0]}")
+    for reason, count in read["skipped"].items():
+        say(f"left out: {count:,} × {reason}")
