@@ -16,8 +16,8 @@ from bertsmith.text.streams import detect_compression, file_system, is_url
 
 NOT_TEXT_SUFFIXES = (
     ".7z .avi .bin .bmp .class .db .dll .doc .docx .epub .exe .flac .gif .h5 .ico .jar .jpeg .jpg .mov .mp3 .mp4 .npy "
-    ".npz .o .odt .ogg .onnx .pdf .pickle .pkl .png .ppt .pptx .pt .pth .pyc .rar .safetensors .so .sqlite .tar .tif .tiff "
-    ".ttf .wav .webm .webp .woff .woff2 .xls .xlsx .zip"
+    ".npz .o .odt .ogg .onnx .pdf .pickle .pkl .png .ppt .pptx .pt .pth .pyc .rar .safetensors .so .sqlite .tar .tif "
+    ".tiff .ttf .wav .webm .webp .woff .woff2 .xls .xlsx .zip"
 )
 
 

@@ -188,7 +188,7 @@ def read_parquet(
 ) -> Iterator[Document]:
     """A document for each row's text, in batches of about 4 MB of text. Binary columns are decoded by the options.
 
-    told: stored bytes that `on_bytes` has been told of already; by the last row group it has been told of the whole file.
+    told: stored bytes that `on_bytes` has been told of already; with the last row group it knows of the whole file.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
