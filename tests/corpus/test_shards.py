@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertsmith.corpus.chunks import LONGEST_SENTENCE, TokenChunk, cut_long_sentences, token_dtype
+from bertsmith.corpus.chunks import LONGEST_SENTENCE, TokenChunk, token_dtype
 from bertsmith.corpus.shards import Shard, describe_corpus, open_corpus, unigram_entropy
 from bertsmith.corpus.writer import CorpusWriter, ShardWriter, write_corpus
 from bertsmith.errors import UserError
@@ -120,24 +120,6 @@ def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
     shard = open_corpus(tmp_path / "c").split("train").shards[0]
     assert shard.tokens.tolist() == [69_999, 5, 65_536]
     assert shard.tokens.dtype == np.uint32
-
-
-def test_sentences_past_the_length_type_are_stored_as_several(tmp_path: Path) -> None:
-    long = [7] * (2 * LONGEST_SENTENCE + 3)
-    write_corpus(tmp_path / "c", make_tokenizer(), {"train": [[[5], long, [6]], [[8, 9]]]})
-    lengths = [[len(sentence) for sentence in d] for d in read_documents(open_corpus(tmp_path / "c").shards)]
-    assert lengths == [[1, LONGEST_SENTENCE, LONGEST_SENTENCE, 3, 1], [2]]
-
-
-@given(st.lists(st.lists(st.integers(1, 200_000), max_size=4), max_size=5))
-def test_cutting_long_sentences_keeps_every_token(documents: list[list[int]]) -> None:
-    lengths = np.array([n for document in documents for n in document], np.int64)
-    cut, per_document, count = cut_long_sentences(lengths, np.array([len(d) for d in documents], np.int64))
-    assert count == sum(n > LONGEST_SENTENCE for n in lengths)
-    assert len(cut) == per_document.sum()
-    assert not len(cut) or 1 <= cut.min() <= cut.max() <= LONGEST_SENTENCE
-    bounds = np.cumsum([0, *per_document])
-    assert [int(cut[a:b].sum()) for a, b in pairwise(bounds)] == list(map(sum, documents))
 
 
 @settings(max_examples=40)
@@ -292,11 +274,13 @@ def test_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_writer_refuses_ids_outside_the_vocabulary(tmp_path: Path) -> None:
+def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="token ids from 5 to 300 in a vocabulary of 300"):
         TokenChunk.from_lists([[[5, 300]]], 300)
-    with pytest.raises(ValueError, match="without tokens"):
+    with pytest.raises(ValueError, match="sentences of 0 to 1 tokens"):
         TokenChunk.from_lists([[[5], []]], 300)
+    with pytest.raises(ValueError, match="sentences of 1 to 65536 tokens; 1 to 65535 fit"):
+        TokenChunk.from_lists([[[5], [6] * (LONGEST_SENTENCE + 1)]], 300)
 
 
 def test_an_empty_corpus_opens_and_says_so(tmp_path: Path) -> None:

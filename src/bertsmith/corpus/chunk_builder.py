@@ -3,12 +3,12 @@
 Documents longer than a chunk are cut where a line or a sentence ends and put together again by the shard writer.
 """
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from bertsmith.corpus.shards import SPLITS
 from bertsmith.corpus.tokenize import TextChunk
+from bertsmith.text.sentences import split_sentences
 
 CHUNK_CHARACTERS = 1 << 20
 """Text in one piece of work: about a third of a second of a core, a few MB in memory."""
@@ -20,31 +20,31 @@ HELD_OUT_AT_LEAST = 2
 """Documents held out of four or more: with one alone, no pair could have its other half from another document."""
 
 _LARGEST_STANDBY = 4 * CHUNK_CHARACTERS
-_SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*\s|[。！？][」』”’）]*|[؟۔।]\s?")
 
 
-def cut_text(text: str, limit: int) -> Iterator[str]:
+def cut_text(text: str, limit: int, language: str) -> Iterator[str]:
     """Cut `text` into parts of at most `limit` characters that together are `text`.
 
-    Each cut is made in the second half of what the part may hold: behind the last line there, failing that behind the
-    last sentence, failing that behind the last blank, failing that at the limit.
+    Each cut is made in the second half of what the part may hold: behind the last paragraph there, failing that behind
+    the last line, sentence, blank, in this order, failing all at the limit.
     """
     start = 0
     while len(text) - start > limit:
         low, high = start + limit // 2, start + limit
-        end = _find_boundary(text, low, high) or text.rfind(" ", low, high) + 1 or high
+        end = _find_boundary(text, low, high, language) or text.rfind(" ", low, high) + 1 or high
         yield text[start:end]
         start = end
     yield text[start:]
 
 
-def _find_boundary(text: str, low: int, high: int) -> int:
-    """The end of the last line, or failing that of the last sentence, that ends in text[low:high]; 0 if none does."""
-    end = text.rfind("\n", low, high) + 1
-    if not end:
-        for found in _SENTENCE_END.finditer(text, low, high):
-            end = found.end()
-    return end
+def _find_boundary(text: str, low: int, high: int, language: str) -> int:
+    """Where in text[low:high] the last paragraph begins, failing that line, that sentence; 0 if it is all one."""
+    for mark in ("\n\n", "\n"):
+        place = text.rfind(mark, low, high)
+        if place >= 0:
+            return place + len(mark)
+    sentences = split_sentences(text[low:high], language)
+    return max(text.rfind(sentences[-1], low, high), 0) if len(sentences) > 1 else 0
 
 
 @dataclass
@@ -65,9 +65,14 @@ class ChunkBuilder:
     """
 
     def __init__(
-        self, make_chunk: Callable[[str, list[str], bool], TextChunk], held_out: float, chunk_characters: int
+        self,
+        make_chunk: Callable[[str, list[str], bool], TextChunk],
+        held_out: float,
+        chunk_characters: int,
+        language: str,
     ) -> None:
-        self.make_chunk, self.held_out, self.chunk_characters = make_chunk, held_out, chunk_characters
+        self.make_chunk, self.held_out = make_chunk, held_out
+        self.chunk_characters, self.language = chunk_characters, language
         self.documents = dict.fromkeys(SPLITS, 0)
         self.cut_documents = 0
         """1 if the end of a document was held out: it is then stored as two."""
@@ -112,7 +117,7 @@ class ChunkBuilder:
 
     def _place(self, split: str, text: str) -> Iterator[TextChunk]:
         self.documents[split] += 1
-        for number, part in enumerate(cut_text(text, self.chunk_characters)):
+        for number, part in enumerate(cut_text(text, self.chunk_characters, self.language)):
             chunk = self._open[split]
             if chunk.texts and (number or chunk.characters + len(part) > self.chunk_characters):
                 yield from self._flush(split)
@@ -137,7 +142,7 @@ class ChunkBuilder:
             return
         kept = ""
         if not chunk.continues:
-            kept = last[: _find_boundary(last, len(last) // 2, len(last) * 9 // 10)]
+            kept = last[: _find_boundary(last, len(last) // 2, len(last) * 9 // 10, self.language)]
             if not kept:
                 chunk.texts.append(last)
                 self.note = "one document of so few sentences that none is held out for evaluation"

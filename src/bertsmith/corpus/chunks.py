@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 LONGEST_SENTENCE = 65_535
-"""Sentence lengths are stored as uint16; a longer sentence is stored as several (no token is lost)."""
+"""Tokens; sentence lengths are stored as uint16. `split_sentences` gives at most about 10,000 characters."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -38,20 +38,7 @@ class TokenChunk:
         if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
             raise ValueError(f"token ids from {ids.min()} to {ids.max()} in a vocabulary of {vocab_size}")
         lengths = np.array([len(sentence) for sentence in sentences], np.int64)
-        if len(lengths) and not lengths.min():
-            raise ValueError("a sentence without tokens")
-        document_lengths = np.array([len(document) for document in documents], np.int64)
-        lengths, document_lengths, _ = cut_long_sentences(lengths, document_lengths)
-        return cls(ids.astype(token_dtype(vocab_size)), lengths.astype(np.uint16), document_lengths.astype(np.int32))
-
-
-def cut_long_sentences(lengths: np.ndarray, document_lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-    """Store sentences over LONGEST_SENTENCE tokens as several; returns both arrays anew and how many were cut."""
-    long = int((lengths > LONGEST_SENTENCE).sum())
-    if not long:
-        return lengths, document_lengths, 0
-    pieces = -(-lengths // LONGEST_SENTENCE)  # (S,) rows each sentence takes, rounded up
-    out = np.repeat(np.minimum(lengths, LONGEST_SENTENCE), pieces)
-    out[np.cumsum(pieces) - 1] = lengths - (pieces - 1) * LONGEST_SENTENCE
-    owner = np.repeat(np.arange(len(document_lengths)), document_lengths)  # (S,) document of each sentence
-    return out, np.bincount(owner, weights=pieces, minlength=len(document_lengths)).astype(np.int64), long
+        if len(lengths) and not 1 <= lengths.min() <= lengths.max() <= LONGEST_SENTENCE:
+            raise ValueError(f"sentences of {lengths.min()} to {lengths.max()} tokens; 1 to {LONGEST_SENTENCE} fit")
+        document_lengths = np.array([len(document) for document in documents], np.int32)
+        return cls(ids.astype(token_dtype(vocab_size)), lengths.astype(np.uint16), document_lengths)

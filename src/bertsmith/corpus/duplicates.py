@@ -11,8 +11,8 @@ KEY_BYTES = 16
 
 
 def hash_document(text: str) -> bytes:
-    """16 bytes that depend on the text alone, not on blanks around it, the locale, the process or the machine."""
-    return hashlib.blake2b(text.strip().encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES).digest()
+    """16 bytes that depend on the text alone, not on the locale, the process or the machine."""
+    return hashlib.blake2b(text.encode("utf-8"), digest_size=KEY_BYTES).digest()
 
 
 class SeenDocuments:

@@ -23,8 +23,7 @@ from bertsmith.storage import atomic_folder
 from bertsmith.text.documents import ReadOptions, ReadReport
 from bertsmith.text.readers import expand_inputs, input_size, read_documents
 from bertsmith.text.sentences import split_sentences
-from bertsmith.text.tokenizer import BertTokenizer
-from bertsmith.text.tokenizer_files import load_tokenizer
+from bertsmith.text.tokenizer import BertTokenizer, load_tokenizer
 from bertsmith.workers import WorkerPool, available_cores
 
 
@@ -48,11 +47,12 @@ def _read_chunks(
     seen = SeenDocuments()
     for path in paths:
         for document in read_documents(path, options, reading.report, on_bytes):
-            key = hash_document(document.text)
+            text = document.text.strip()  # a line end more or less makes no other document
+            key = hash_document(text)
             if dedup and not seen.add(key):
                 reading.duplicates += 1
             else:
-                yield from builder.add(document.text, key)
+                yield from builder.add(text, key)
     yield from builder.finish()
 
 
@@ -96,7 +96,7 @@ def prepare_corpus(
         def make_chunk(split: str, texts: list[str], continues: bool) -> TextChunk:
             return TextChunk(split, texts, continues, folder_name, fingerprint, language)
 
-        builder = ChunkBuilder(make_chunk, held_out, chunk_characters)
+        builder = ChunkBuilder(make_chunk, held_out, chunk_characters, language)
         reading, counts = _Reading(), ChunkCounts()
         with Progress("preparing", input_size(paths), "MB", scale=1e6) as bar:
             chunks = _read_chunks(paths, options, builder, dedup, reading, bar.advance)

@@ -65,7 +65,6 @@ def build_report(
         "long_words": counts.long_words,
         "empty_sentences": counts.empty_sentences,
         "repeated_sentences": counts.repeated_sentences,
-        "sentences_cut": counts.cut_sentences,
         "language": language,
         "dedup": dedup,
         "held_out": builder.held_out,

@@ -8,10 +8,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from bertsmith.corpus.chunks import TokenChunk, cut_long_sentences
+from bertsmith.corpus.chunks import LONGEST_SENTENCE, TokenChunk
 from bertsmith.text.sentences import split_sentences
-from bertsmith.text.tokenizer import BertTokenizer
-from bertsmith.text.tokenizer_files import load_tokenizer
+from bertsmith.text.tokenizer import BertTokenizer, load_tokenizer
 
 
 @dataclass
@@ -28,8 +27,6 @@ class ChunkCounts:
     """Sentences of which the tokenizer keeps nothing (control characters, say); dropped."""
     repeated_sentences: int = 0
     """Sentences that occur earlier in the same chunk (about a million characters), word for word."""
-    cut_sentences: int = 0
-    """Sentences stored as several because they are over LONGEST_SENTENCE tokens."""
 
     def add(self, other: "ChunkCounts") -> None:
         """Add the counts of another chunk."""
@@ -83,6 +80,6 @@ def tokenize_chunk(chunk: TextChunk) -> tuple[str, TokenChunk, ChunkCounts]:
         owner = np.repeat(np.arange(len(documents)), document_lengths)
         document_lengths = np.bincount(owner[full], minlength=len(documents))
         lengths = lengths[full]
-    lengths, document_lengths, counts.cut_sentences = cut_long_sentences(lengths, document_lengths)
+    assert not len(lengths) or lengths.max() <= LONGEST_SENTENCE
     ids = TokenChunk(tokens, lengths.astype(np.uint16), document_lengths.astype(np.int32), chunk.continues)
     return chunk.split, ids, counts
