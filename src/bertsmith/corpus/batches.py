@@ -49,7 +49,7 @@ class StreamPosition:
         return asdict(self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Batch:
     """N packed sequences of T tokens in all, M of them masked; all arrays int64.
 

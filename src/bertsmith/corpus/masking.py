@@ -114,13 +114,13 @@ class MaskingOptions:
 
     def __post_init__(self) -> None:
         if problems := self.problems():
-            raise UserError("masking: " + "; ".join(problems))
+            raise UserError("; ".join(problems))
 
     def problems(self) -> list[str]:
         """What is wrong, `key: what` each; empty when all is well."""
         problems = []
         if not 0 < self.rate < 1:
-            problems.append(f"rate: {self.rate} is not a share between 0 and 1, such as 0.15")
+            problems.append(f"rate: {self.rate} is not a share of the tokens between 0 and 1, such as 0.15")
         shares = (self.mask_share, self.random_share, self.keep_share)
         for name, share in zip(("mask_share", "random_share", "keep_share"), shares, strict=True):
             if not 0 <= share <= 1:
