@@ -1,0 +1,149 @@
+"""Self-attention within each sequence of a packed batch, over groups of sequences of like length.
+
+In: query, key and value of all tokens side by side, (T, 3H). Out: context, (T, H). Sequences are grouped by length so
+that a group is one dense (n, heads, L, L) product; a shorter sequence in a group is padded for this product only and
+its padding is masked, never seen by another layer. Scaled dot-product attention: Vaswani et al. 2017, section 3.2.1.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertsmith.model.dropout import DropoutMasks
+
+# a sequence joins a group when padding it to the group's longest wastes at most this share
+MAXIMUM_PADDING = 0.12
+
+
+@dataclass(frozen=True)
+class LengthGroup:
+    """`count` sequences attended together at `length`."""
+
+    count: int
+    length: int
+    rows: Tensor | None  # (count * length,) token of each padded place, 0 for padding; None: the batch as it lies
+    padding: Tensor | None  # (count, 1, 1, length) True on padding; None: no padding
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """How a batch's sequences are grouped; made once a batch, used by every layer."""
+
+    groups: tuple[LengthGroup, ...]
+
+
+def plan_attention(sequence_starts: Tensor) -> AttentionPlan:
+    """Group sequences by length. `sequence_starts` (N+1,): sequence n is tokens [starts[n], starts[n+1])."""
+    starts = sequence_starts.cpu().numpy()
+    lengths = np.diff(starts)
+    device = sequence_starts.device
+    if len(lengths) and (lengths == lengths[0]).all():
+        return AttentionPlan((LengthGroup(len(lengths), int(lengths[0]), None, None),))
+    order = np.argsort(-lengths, kind="stable")
+    groups = []
+    first = 0
+    while first < len(order):
+        length = int(lengths[order[first]])
+        shortest = max(1, int(length * (1 - MAXIMUM_PADDING)))
+        members = order[first:]
+        members = members[lengths[members] >= shortest]
+        place = np.arange(length)
+        outside = place >= lengths[members, None]  # (count, length)
+        rows = np.where(outside, 0, starts[members, None] + place)
+        padding = torch.from_numpy(outside).to(device)[:, None, None, :] if outside.any() else None
+        groups.append(LengthGroup(len(members), length, torch.from_numpy(rows.reshape(-1)).to(device), padding))
+        first += len(members)
+    return AttentionPlan(tuple(groups))
+
+
+def _split_heads(group: LengthGroup, packed: Tensor, parts: int, heads: int) -> Tensor:
+    """(T, parts * H) → (parts, n * heads, L, d), contiguous; padding holds copies of token 0 and must be masked."""
+    rows = packed if group.rows is None else packed.index_select(0, group.rows)
+    split = rows.view(group.count, group.length, parts, heads, -1).permute(2, 0, 3, 1, 4)
+    return split.contiguous().view(parts, group.count * heads, group.length, -1)
+
+
+def _join_heads(group: LengthGroup, split: Tensor, heads: int, out: Tensor) -> None:
+    """(parts, n * heads, L, d) → its rows of `out` (T, parts * H); padding is dropped."""
+    parts = split.shape[0]
+    joined = split.view(parts, group.count, heads, group.length, -1).permute(1, 3, 0, 2, 4)
+    if group.rows is None:
+        out.view(joined.shape).copy_(joined)
+        return
+    joined = joined.reshape(group.count * group.length, -1)
+    if group.padding is None:
+        out.index_copy_(0, group.rows, joined)
+    else:
+        real = ~group.padding.view(-1)
+        out[group.rows[real]] = joined[real]
+
+
+class _GroupedAttention(torch.autograd.Function):
+    """softmax(QKᵀ/√d) with dropout, times V, group by group; only the probabilities are kept for the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, qkv: Tensor, plan: AttentionPlan, heads: int, probability: float, masks: DropoutMasks | None
+    ) -> Tensor:
+        hidden_size = qkv.shape[1] // 3
+        context = qkv.new_empty(qkv.shape[0], hidden_size)
+        saved, keys = [], []
+        for group in plan.groups:
+            query, key, value = _split_heads(group, qkv, 3, heads)  # each (n * heads, L, d)
+            probabilities = _attention_probabilities(group, query, key, heads)  # (n * heads, L, L)
+            kept = probabilities
+            if masks is not None:
+                keys.append(masks.next_key())
+                kept = probabilities * masks.draw(keys[-1], probability, probabilities.shape, probabilities)
+            _join_heads(group, torch.bmm(kept, value)[None], heads, context)
+            saved.append(probabilities)
+        ctx.save_for_backward(qkv, *saved)
+        ctx.plan, ctx.heads, ctx.probability, ctx.masks, ctx.keys = plan, heads, probability, masks, keys
+        return context
+
+    @staticmethod
+    def backward(ctx: Any, grad_context: Tensor) -> tuple[Tensor | None, ...]:
+        qkv, *saved = ctx.saved_tensors
+        grad_context = grad_context.contiguous()
+        grad_qkv = torch.empty_like(qkv)
+        for index, (group, probabilities) in enumerate(zip(ctx.plan.groups, saved, strict=True)):
+            query, key, value = _split_heads(group, qkv, 3, ctx.heads)
+            grad_out = _split_heads(group, grad_context, 1, ctx.heads)[0]  # (n * heads, L, d)
+            if group.padding is not None:  # padded queries hold a copy of token 0's gradient
+                grad_out.view(group.count, ctx.heads, group.length, -1).masked_fill_(group.padding.mT, 0)
+            grads = torch.empty((3, *query.shape), dtype=qkv.dtype, device=qkv.device)
+            scale = query.shape[-1] ** -0.5
+            grad_kept = torch.bmm(grad_out, value.mT)
+            if ctx.masks is None:
+                torch.bmm(probabilities.mT, grad_out, out=grads[2])
+            else:
+                mask = ctx.masks.draw(ctx.keys[index], ctx.probability, probabilities.shape, probabilities)
+                torch.bmm((probabilities * mask).mT, grad_out, out=grads[2])
+                grad_kept.mul_(mask)
+            grad_scores = torch._softmax_backward_data(grad_kept, probabilities, -1, probabilities.dtype)
+            torch.baddbmm(grads[0], grad_scores, key, beta=0, alpha=scale, out=grads[0])
+            torch.baddbmm(grads[1], grad_scores.mT, query, beta=0, alpha=scale, out=grads[1])
+            _join_heads(group, grads, ctx.heads, grad_qkv)
+        return grad_qkv, None, None, None, None
+
+
+def _attention_probabilities(group: LengthGroup, query: Tensor, key: Tensor, heads: int) -> Tensor:
+    """softmax(QKᵀ/√d) of one group, (n * heads, L, L); probability 0 on padded keys."""
+    rows, length, size = query.shape
+    scores = torch.baddbmm(query.new_empty(rows, length, length), query, key.mT, beta=0, alpha=size**-0.5)
+    if group.padding is not None:
+        scores.view(group.count, heads, length, length).masked_fill_(group.padding, float("-inf"))
+    return torch.softmax(scores, -1)
+
+
+def attend(qkv: Tensor, plan: AttentionPlan, heads: int, probability: float, masks: DropoutMasks | None) -> Tensor:
+    """Context of every token, (T, H), from `qkv` (T, 3H) laid out query, key, value.
+
+    `probability`: dropout on the attention probabilities, applied when `masks` is given.
+    """
+    if probability == 0:
+        masks = None
+    return _GroupedAttention.apply(qkv, plan, heads, probability, masks)

@@ -1,0 +1,252 @@
+"""BERT as published: post-layer-norm Transformer encoder over packed batches, pooler, and the pre-training model.
+
+A batch is packed: no padding. T tokens of N sequences lie end to end; `sequence_starts` (N+1,) says where each begins.
+H hidden size, V vocabulary, M masked positions. Devlin et al. 2018, sections 3 and A.2; google-research/bert,
+modeling.py.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bertsmith.model.attention import AttentionPlan, attend, plan_attention
+from bertsmith.model.config import BertConfig
+from bertsmith.model.dropout import DropoutMasks, drop, drop_and_add
+from bertsmith.model.heads import (
+    MaskedLanguageModelHead,
+    NextSentenceHead,
+    linear_cross_entropy,
+    logits_in_parts,
+)
+from bertsmith.model.layers import LayerNorm, Linear, TiedGradient, activation, look_up_words
+
+
+class BertEmbeddings(nn.Module):
+    """Word + learned position + segment embeddings, layer norm, dropout."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.word = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        self.position = nn.Parameter(torch.empty(config.max_position_embeddings, config.hidden_size))
+        self.segment = nn.Parameter(torch.empty(config.type_vocab_size, config.hidden_size))
+        self.norm = LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.dropout = config.hidden_dropout_prob
+
+    def forward(
+        self,
+        token_ids: Tensor,  # (T,)
+        segment_ids: Tensor,  # (T,)
+        position_ids: Tensor,  # (T,)
+        dtype: torch.dtype,
+        masks: DropoutMasks | None,
+        tied: TiedGradient | None = None,
+    ) -> Tensor:
+        """→ hidden (T, H) in `dtype`."""
+        total = look_up_words(self.word, token_ids, tied)
+        total = total + F.embedding(position_ids, self.position) + F.embedding(segment_ids, self.segment)
+        return drop(self.norm(total.to(dtype)), self.dropout, masks)
+
+
+class BertLayer(nn.Module):
+    """Self-attention and feed-forward, each followed by dropout, residual and layer norm (post-norm)."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.qkv = Linear(config.hidden_size, 3 * config.hidden_size)  # query, key, value in one product
+        self.attention_output = Linear(config.hidden_size, config.hidden_size)
+        self.attention_norm = LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.intermediate = Linear(config.hidden_size, config.intermediate_size)
+        self.output = Linear(config.intermediate_size, config.hidden_size)
+        self.output_norm = LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.activation = activation(config.hidden_act)
+        self.heads = config.num_attention_heads
+        self.dropout = config.hidden_dropout_prob
+        self.attention_dropout = config.attention_probs_dropout_prob
+
+    def forward(self, hidden: Tensor, plan: AttentionPlan, masks: DropoutMasks | None) -> Tensor:
+        """(T, H) → (T, H)."""
+        context = attend(self.qkv(hidden), plan, self.heads, self.attention_dropout, masks)
+        mixed = drop_and_add(hidden, self.attention_output(context), self.dropout, masks)
+        hidden = self.attention_norm(mixed)
+        expanded = self.activation(self.intermediate(hidden))  # (T, 4H)
+        return self.output_norm(drop_and_add(hidden, self.output(expanded), self.dropout, masks))
+
+
+class BertEncoder(nn.Module):
+    """The stack of layers."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.layer = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
+
+    def forward(self, hidden: Tensor, plan: AttentionPlan, masks: DropoutMasks | None) -> list[Tensor]:
+        """→ hidden states of every level, embeddings first: layers + 1 tensors (T, H)."""
+        states = [hidden]
+        for layer in self.layer:
+            states.append(layer(states[-1], plan, masks))
+        return states
+
+
+class BertPooler(nn.Module):
+    """tanh(dense([CLS])), the vector of a whole sequence."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, hidden: Tensor, sequence_starts: Tensor) -> Tensor:
+        """(T, H) → (N, H)."""
+        return torch.tanh(self.dense(hidden.index_select(0, sequence_starts[:-1])))
+
+
+class BertModel(nn.Module):
+    """Embeddings, encoder and pooler. `compute_dtype` is the type of all arithmetic after the embedding sum."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.compute_dtype = torch.float32
+        self.embeddings = BertEmbeddings(config)
+        self.encoder = BertEncoder(config)
+        self.pooler = BertPooler(config)
+
+    def hidden_states(
+        self,
+        token_ids: Tensor,
+        segment_ids: Tensor,
+        position_ids: Tensor,
+        sequence_starts: Tensor,
+        masks: DropoutMasks | None = None,
+        tied: TiedGradient | None = None,
+    ) -> list[Tensor]:
+        """Packed ids, each (T,), and `sequence_starts` (N+1,) → hidden states of every level, each (T, H)."""
+        hidden = self.embeddings(token_ids, segment_ids, position_ids, self.compute_dtype, masks, tied)
+        return self.encoder(hidden, plan_attention(sequence_starts), masks)
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        segment_ids: Tensor,
+        position_ids: Tensor,
+        sequence_starts: Tensor,
+        masks: DropoutMasks | None = None,
+        tied: TiedGradient | None = None,
+    ) -> Tensor:
+        """→ last hidden states (T, H)."""
+        return self.hidden_states(token_ids, segment_ids, position_ids, sequence_starts, masks, tied)[-1]
+
+
+@dataclass
+class PretrainingLoss:
+    """`total` is what backward() starts from; the parts are for the log (float32 scalars on the device)."""
+
+    total: Tensor
+    mlm: Tensor
+    nsp: Tensor | None
+
+
+@dataclass
+class PretrainingCounts:
+    """Evaluation sums over one batch (float64-safe on the host): losses in nats and right answers."""
+
+    mlm_loss: float
+    mlm_correct: int
+    mlm_targets: int
+    nsp_loss: float
+    nsp_correct: int
+    nsp_targets: int
+
+
+class BertForPreTraining(nn.Module):
+    """BERT with the masked-language-model head and the next-sentence head.
+
+    `next_sentence` False leaves the pooler and its head out of loss and gradients (they stay in the saved folder).
+    """
+
+    def __init__(self, config: BertConfig, next_sentence: bool = True) -> None:
+        super().__init__()
+        self.config = config
+        self.next_sentence = next_sentence
+        self.bert = BertModel(config)
+        self.mlm_head = MaskedLanguageModelHead(config)
+        self.nsp_head = NextSentenceHead(config)
+        if not next_sentence:
+            for parameter in (*self.bert.pooler.parameters(), *self.nsp_head.parameters()):
+                parameter.requires_grad_(False)
+
+    @torch.no_grad()
+    def initialize(self, seed: int) -> "BertForPreTraining":
+        """Truncated normal (cut at two standard deviations) for matrices, zeros for biases, ones for norms."""
+        source = torch.Generator().manual_seed(seed)
+        deviation = self.config.initializer_range
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:
+                nn.init.trunc_normal_(parameter, std=deviation, a=-2 * deviation, b=2 * deviation, generator=source)
+            elif name.endswith("norm.weight"):
+                parameter.fill_(1)
+            else:
+                parameter.zero_()
+        return self
+
+    def forward(
+        self,
+        token_ids: Tensor,  # (T,)
+        segment_ids: Tensor,  # (T,)
+        position_ids: Tensor,  # (T,)
+        sequence_starts: Tensor,  # (N+1,)
+        masked_positions: Tensor,  # (M,)
+        masked_labels: Tensor,  # (M,)
+        next_sentence_labels: Tensor | None,  # (N,)
+        mlm_scale: float,
+        nsp_scale: float,
+        masks: DropoutMasks | None = None,
+    ) -> PretrainingLoss:
+        """Loss = mlm_scale · Σ MLM + nsp_scale · Σ NSP; a scale is 1 / targets of the whole optimizer step."""
+        tied = TiedGradient()
+        hidden = self.bert(token_ids, segment_ids, position_ids, sequence_starts, masks, tied)
+        transformed = self.mlm_head(hidden.index_select(0, masked_positions))  # (M, H)
+        mlm = linear_cross_entropy(
+            transformed, self.bert.embeddings.word, self.mlm_head.bias, masked_labels, mlm_scale, tied
+        )
+        if not self.next_sentence or next_sentence_labels is None:
+            return PretrainingLoss(mlm, mlm.detach(), None)
+        logits = self.nsp_head(self.bert.pooler(hidden, sequence_starts)).float()  # (N, 2)
+        nsp = F.cross_entropy(logits, next_sentence_labels, reduction="sum") * nsp_scale
+        return PretrainingLoss(mlm + nsp, mlm.detach(), nsp.detach())
+
+    @torch.no_grad()
+    def logits(
+        self, token_ids: Tensor, segment_ids: Tensor, position_ids: Tensor, sequence_starts: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """MLM logits at `positions` (M, V) and NSP logits (N, 2), float32, no dropout."""
+        hidden = self.bert(token_ids, segment_ids, position_ids, sequence_starts)
+        transformed = self.mlm_head(hidden.index_select(0, positions)).float()
+        mlm = F.linear(transformed, self.bert.embeddings.word, self.mlm_head.bias)
+        return mlm, self.nsp_head(self.bert.pooler(hidden, sequence_starts)).float()
+
+    @torch.no_grad()
+    def evaluate(
+        self,
+        token_ids: Tensor,
+        segment_ids: Tensor,
+        position_ids: Tensor,
+        sequence_starts: Tensor,
+        masked_positions: Tensor,
+        masked_labels: Tensor,
+        next_sentence_labels: Tensor | None,
+    ) -> PretrainingCounts:
+        """Summed losses and right answers of one batch, no dropout, float32 logits."""
+        hidden = self.bert(token_ids, segment_ids, position_ids, sequence_starts)
+        transformed = self.mlm_head(hidden.index_select(0, masked_positions))
+        counts = PretrainingCounts(0.0, 0, int(masked_labels.numel()), 0.0, 0, 0)
+        for rows, logits in logits_in_parts(transformed, self.bert.embeddings.word, self.mlm_head.bias):
+            counts.mlm_loss += F.cross_entropy(logits, masked_labels[rows], reduction="sum").item()
+            counts.mlm_correct += int((logits.argmax(1) == masked_labels[rows]).sum())
+        if self.next_sentence and next_sentence_labels is not None:
+            logits = self.nsp_head(self.bert.pooler(hidden, sequence_starts)).float()
+            counts.nsp_loss = F.cross_entropy(logits, next_sentence_labels, reduction="sum").item()
+            counts.nsp_correct = int((logits.argmax(1) == next_sentence_labels).sum())
+            counts.nsp_targets = int(next_sentence_labels.numel())
+        return counts

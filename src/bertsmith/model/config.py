@@ -1,0 +1,93 @@
+"""The architecture's numbers, under the key names of a Hugging Face `config.json`, and the published sizes.
+
+Sizes: base and large from Devlin et al. 2018, section 3; tiny, mini, small and medium from Turc et al. 2019.
+"""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from bertsmith.errors import UserError
+
+# name: (layers, hidden size); heads are hidden / 64 and the feed-forward size is 4 × hidden in every published model
+SIZES = {
+    "tiny": (2, 128),
+    "mini": (4, 256),
+    "small": (4, 512),
+    "medium": (8, 512),
+    "base": (12, 768),
+    "large": (24, 1024),
+}
+
+
+@dataclass(frozen=True)
+class BertConfig:
+    """Shape of a BERT encoder. Raises UserError, all faults at once, when the numbers cannot make a model."""
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-12
+    pad_token_id: int = 0
+
+    def __post_init__(self) -> None:
+        faults = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            expected = (int, float) if field.type in (float, "float") else (int,)
+            if field.name == "hidden_act":
+                if value not in ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu"):
+                    faults.append(f"hidden_act: {value!r} is not known; use gelu, gelu_new or relu")
+            elif isinstance(value, bool) or not isinstance(value, expected):
+                faults.append(f"{field.name}: {value!r} is not a number of type {expected[-1].__name__}")
+            elif field.name == "pad_token_id":
+                if value < 0:
+                    faults.append(f"pad_token_id: {value} is negative")
+            elif field.name.endswith("_prob"):
+                if not 0 <= value < 1:
+                    faults.append(f"{field.name}: {value} is not in [0, 1)")
+            elif value <= 0:
+                faults.append(f"{field.name}: {value} is not positive")
+        if not faults and self.hidden_size % self.num_attention_heads:
+            faults.append(
+                f"hidden_size: {self.hidden_size} is not divisible by num_attention_heads {self.num_attention_heads}"
+            )
+        if faults:
+            raise UserError("model configuration: " + "; ".join(faults))
+
+    @classmethod
+    def of_size(cls, size: str, vocab_size: int = 30522, **changes: Any) -> "BertConfig":
+        """The published model called `size` (one of SIZES); `changes` override single numbers."""
+        if size not in SIZES:
+            raise UserError(f"model: {size!r} is not a published size; use one of {', '.join(SIZES)} or a model folder")
+        layers, hidden = SIZES[size]
+        shape: dict[str, Any] = {
+            "vocab_size": vocab_size,
+            "hidden_size": hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": hidden // 64,
+            "intermediate_size": 4 * hidden,
+        }
+        return cls(**(shape | changes))
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "BertConfig":
+        """From a parsed `config.json`; keys that do not shape a BERT encoder are left alone."""
+        model_type = values.get("model_type", "bert")
+        if model_type != "bert":
+            raise UserError(f"config.json: model_type is {model_type!r}; only 'bert' can be opened")
+        if values.get("position_embedding_type", "absolute") != "absolute":
+            raise UserError("config.json: position_embedding_type is not 'absolute'; only learned positions are known")
+        known = {field.name for field in fields(cls)}
+        return cls(**{key: value for key, value in values.items() if key in known and value is not None})
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `config.json` holds, with `model_type` for transformers."""
+        return {"model_type": "bert", **asdict(self)}
