@@ -386,6 +386,10 @@ def test_mostly_single_sentences_give_as_many_true_pairs_as_there_can_be() -> No
     made = plans([[20]] * 900 + [[20, 20]] * 100, "mlm+nsp", 128)
     assert made.planner.random_chance < 0.01
     assert made.planner.expected_random_share == pytest.approx(0.9, abs=0.02)
+    [warning] = made.planner.warnings()
+    assert warning.startswith("90% of the pairs")
+    assert "1,000 documents, mean 1.1 sentences" in warning
+    assert plans([[20] * 5] * 100, "mlm+nsp", 128).planner.warnings() == []
 
 
 # --- blocks

@@ -31,9 +31,9 @@ class Packed:
 
 def pack(texts: list[np.ndarray], keys: np.ndarray | None = None) -> Packed:
     """[CLS] text [SEP] for each text, packed."""
-    rows = [np.concatenate([[CLS], text, [SEP]]).astype(np.int64) for text in texts]
+    rows: list[np.ndarray] = [np.concatenate([[CLS], text, [SEP]]).astype(np.int64) for text in texts]
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
-    position_ids = np.concatenate([np.arange(n) for n in lengths] or [np.zeros(0, dtype=np.int64)]).astype(np.int64)
+    position_ids = np.concatenate([np.arange(0), *(np.arange(n) for n in lengths)])
     if keys is None:
         keys = hash_bits(derive_key("test"), np.arange(len(texts)))
     return Packed(np.concatenate(rows or [np.zeros(0)]).astype(np.int64), position_ids, lengths, keys)

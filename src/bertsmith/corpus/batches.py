@@ -19,7 +19,8 @@ from bertsmith.corpus.random_bits import derive_key, hash_bits
 from bertsmith.corpus.windows import BLOCK_TOKENS, WINDOW_BLOCKS, CorpusIndex, Ints, SplitShards
 from bertsmith.errors import UserError
 
-LONGEST_SEQUENCE = 65_535
+# What the sort in masking.py has bits for.
+LONGEST_SEQUENCE, MOST_SEQUENCES = 65_535, 1 << 18
 _MASKS = 1 << 32  # the counter, of an example's key, that gives the key of its masks
 
 
@@ -310,8 +311,8 @@ def _check_options(
     shortest = 3 if objective == "mlm" else 5
     if not shortest <= max_length <= LONGEST_SEQUENCE:
         problems.append(f"max_length: {max_length} is not from {shortest} to {LONGEST_SEQUENCE} tokens")
-    if batch_size < 1:
-        problems.append(f"batch_size: {batch_size} is not a number of sequences from 1 on")
+    if not 1 <= batch_size <= MOST_SEQUENCES:
+        problems.append(f"batch_size: {batch_size} is not from 1 to {MOST_SEQUENCES} sequences")
     if not 0 <= short_share <= 1:
         problems.append(f"short_share: {short_share} is not a share from 0 to 1")
     if masking.random_share > 0 and not len(tokenizer.replacements):

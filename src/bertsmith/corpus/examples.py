@@ -125,7 +125,7 @@ class ExamplePlanner:
         has_pairs = corpus.sentences > corpus.documents or any(
             len(shard.sentence_lengths) and int(shard.sentence_lengths.max()) > self.room for shard in corpus.shards
         )
-        found = f"{corpus.documents:,} documents, mean {corpus.sentences / corpus.documents:.1f} sentences"
+        found = self._shape()
         if not has_pairs:
             raise UserError(
                 f"objective {self.objective} needs documents of several sentences to learn what follows what, but the "
@@ -138,6 +138,20 @@ class ExamplePlanner:
                 "mark where documents end (with --documents blank-line: a blank line) and prepare it again, or use "
                 "objective mlm+sop or mlm"
             )
+
+    def _shape(self) -> str:
+        mean = self.corpus.sentences / self.corpus.documents
+        return f"{self.corpus.documents:,} documents, mean {mean:.1f} sentences"
+
+    def warnings(self) -> list[str]:
+        """What the person should know about the pairs before training: labels that cannot be balanced."""
+        if self.expected_random_share < 0.6:
+            return []
+        return [
+            f"{self.expected_random_share:.0%} of the pairs will be labelled random, because most documents have one "
+            f"sentence ({self._shape()}) and offer no true next; if a blank line follows every sentence, prepare the "
+            "corpus again with one only between documents"
+        ]
 
     def _balance_labels(self) -> None:
         """Choose the chance of "random" for chunks of several sentences so that half of all pairs are random.
@@ -170,25 +184,18 @@ class ExamplePlanner:
         self.expected_random_share = share(self.random_chance)
 
     def _plan_pairs(self, table: SentenceTable, chunks: "_Chunks") -> ExamplePlan:
-        if self.objective == "mlm+nsp":
-            begins, label = chunks.walk_next_sentences(self.random_chance)
-        else:
-            begins, label = chunks.walk_swaps()
-        position = chunks.position
-        start = position[begins]
-        first_length = position[chunks.first_end[begins]] - start
-        second_length = position[chunks.end[begins]] - start - first_length
-        lost = np.zeros(len(begins), dtype=np.int64)
-        if self.objective == "mlm+nsp":
+        is_nsp = self.objective == "mlm+nsp"
+        begins, label = chunks.walk_next_sentences(self.random_chance) if is_nsp else chunks.walk_swaps()
+        bounds = (begins, chunks.first_end[begins], chunks.end[begins])
+        first_length, second_length = np.diff([chunks.position[bound] for bound in bounds], axis=0)
+        if is_nsp:
             second_length[label[begins]] = 0
-        else:
-            alone = np.flatnonzero(second_length == 0)
-            if len(alone):
-                # order can be told only of two segments: a chunk of one sentence is cut into two at a random token
-                cut = 1 + scale_to_integers(chunks.draw(_PIECE)[begins[alone]], np.maximum(first_length[alone] - 1, 1))
-                cut = np.minimum(cut, first_length[alone])
-                second_length[alone] = first_length[alone] - cut
-                first_length[alone] = cut
+        elif len(alone := np.flatnonzero(second_length == 0)):
+            # order can be told only of two segments: a chunk of one sentence is cut into two at a random token
+            whole = first_length[alone]
+            cut = 1 + scale_to_integers(chunks.draw(_PIECE)[begins[alone]], np.maximum(whole - 1, 1))
+            first_length[alone] = np.minimum(cut, whole)
+            second_length[alone] = whole - first_length[alone]
         plan = ExamplePlan(
             ids=(table.block[begins] << _INDEX_BITS) | table.index[begins],
             keys=chunks.keys[begins],
@@ -199,9 +206,9 @@ class ExamplePlanner:
             label=label[begins].astype(np.int64),
             target=chunks.target[begins],
             document=table.document[begins],
-            lost=lost,
+            lost=np.zeros(len(begins), dtype=np.int64),
         )
-        return _drop_single_tokens(plan) if self.objective == "mlm+sop" else plan
+        return plan if is_nsp else _drop_single_tokens(plan)
 
     def _resolve_pairs(self, plan: ExamplePlan) -> Pieces:
         random = (plan.label == 1) & (self.objective == "mlm+nsp")
