@@ -13,7 +13,7 @@ from bertsmith.text.sentences import split_sentences
 CHUNK_CHARACTERS = 1 << 20
 """Text in one piece of work: about a third of a second of a core, a few MB in memory."""
 
-HELD_OUT = 0.005
+HELD_OUT = 0.01
 """Share of documents held out for evaluation."""
 
 HELD_OUT_AT_LEAST = 2

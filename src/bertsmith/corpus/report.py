@@ -78,7 +78,7 @@ def build_report(
 def _warnings(report: dict[str, Any], single: int, sentences: int, builder: ChunkBuilder) -> list[str]:
     """What the user should know before training on this corpus, a sentence each."""
     documents, mean = report["documents"], report["sentences_per_document"]
-    shape = f"{documents:,} documents, mean {mean:.1f} sentences"
+    shape = f"{documents:,} document{'s' * (documents != 1)}, mean {mean:.1f} sentences"
     warnings = []
     if report["invalid_bytes"]:
         warnings.append(

@@ -58,7 +58,7 @@ def shard_schema(fingerprint: str, vocab_size: int, split: str) -> pa.Schema:
 
 def _from_json(path: Path, folder: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes().decode("utf-8"))
+        value = json.loads(path.read_bytes().decode("utf-8", "surrogateescape"))
     except FileNotFoundError:
         kind = "is not a corpus folder" if folder.is_dir() else "does not exist"
         raise UserError(

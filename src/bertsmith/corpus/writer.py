@@ -191,4 +191,5 @@ def write_corpus(
 
 
 def _to_json(value: dict[str, Any]) -> bytes:
-    return (json.dumps(value, ensure_ascii=False, indent=1) + "\n").encode("utf-8")
+    # file names in it may hold undecodable bytes (all of é, in the C locale): they are written as they are
+    return (json.dumps(value, ensure_ascii=False, indent=1) + "\n").encode("utf-8", "surrogateescape")
