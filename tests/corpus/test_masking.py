@@ -211,10 +211,11 @@ def test_a_span_shares_its_fate() -> None:
 
 
 def test_spans_end_at_special_tokens() -> None:
-    text = np.concatenate([np.full(5, 500), [SEP], np.full(5, 500)])
-    packed = pack([text] * 500)
-    masked = packed.mask("span", tokenizer=make_tokenizer(VOCABULARY), rate=0.4)
-    assert SEP not in masked.labels
+    # two words with a [SEP] between, both masked: were they of one span, they would share its fate
+    packed = pack([np.array([500, SEP, 600])] * 4000)
+    masked = packed.mask("span", tokenizer=make_tokenizer(VOCABULARY), rate=0.99)
+    is_mask = (masked.token_ids[masked.positions] == MASK).reshape(4000, 2)
+    assert (is_mask[:, 0] == is_mask[:, 1]).mean() == pytest.approx(0.8**2 + 0.2**2, abs=0.03)
 
 
 @pytest.mark.parametrize("unit", UNITS)
