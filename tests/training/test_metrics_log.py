@@ -60,6 +60,14 @@ def test_a_run_that_starts_again_drops_the_attempt_before(tmp_path: Path) -> Non
     assert [step for step, _ in scalars(tmp_path, "loss")] == [1, 2, 3]
 
 
+def test_without_tensorboard(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path, None, tensorboard=False) as log:
+        log.write(1, {"loss": 2.0})
+        log.sync()
+    assert read_metrics(tmp_path) == [{"step": 1, "loss": 2.0}]
+    assert sorted(os.listdir(tmp_path)) == ["metrics.jsonl"]
+
+
 def test_lines_are_json_and_reach_the_file_at_once(tmp_path: Path) -> None:
     with MetricsLog(tmp_path, None) as log:
         log.write(1, {"loss": 0.1 + 0.2, "grad_norm": math.nan, "utilization": math.inf, "nsp_loss": None})
@@ -220,9 +228,7 @@ def test_what_the_picture_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [line.get_ydata()[0] for line in axes.get_lines()[-2:]] == [10.3, 7.1]
     assert [text.get_text() for text in axes.texts] == ["ln V = 10.30", "unigram entropy = 7.10"]
     assert list(second.get_lines()[0].get_ydata()) == [0.75]
-    assert axes.get_title(loc="left").endswith("training 5.00, held-out 5.20") or "200 steps" in axes.get_title(
-        loc="left"
-    )
+    assert axes.get_title(loc="left") == "Pre-training loss: 200 steps, training 5.33, held-out 5.20"
 
 
 def test_no_picture_without_losses(tmp_path: Path) -> None:

@@ -20,26 +20,28 @@ Number = float | int | None
 
 
 class MetricsLog:
-    """Appends to RUN/metrics.jsonl and RUN/tensorboard; each line reaches the operating system before `write` returns.
+    """Appends to RUN/metrics.jsonl (and RUN/tensorboard); each line reaches the operating system before `write` returns.
 
     `resume_step`: the step of the checkpoint the run continues from; lines of later steps, and a last line cut by a
     kill, are removed (`lines_cut` counts them). None: the run starts, whatever an attempt before it left is dropped.
     """
 
-    def __init__(self, run: Path, resume_step: int | None) -> None:
+    def __init__(self, run: Path, resume_step: int | None, tensorboard: bool = True) -> None:
         self.path = run / "metrics.jsonl"
         with disk_errors(self.path):
             run.mkdir(parents=True, exist_ok=True)
             self.lines_cut = cut_after(self.path, -1 if resume_step is None else resume_step)
             self._file = self.path.open("ab", buffering=0)
-        # here, not at the top: only training needs it, and it is slow to import
-        from torch.utils.tensorboard import SummaryWriter
+        self._tensorboard = None
+        if tensorboard:
+            # here, not at the top: only training needs it, and it is slow to import
+            from torch.utils.tensorboard import SummaryWriter
 
-        with disk_errors(run / "tensorboard"):
-            # TensorBoard forgets what it has seen from `purge_step` on
-            self._tensorboard = SummaryWriter(
-                str(run / "tensorboard"), purge_step=0 if resume_step is None else resume_step + 1
-            )
+            with disk_errors(run / "tensorboard"):
+                # TensorBoard forgets what it has seen from `purge_step` on
+                self._tensorboard = SummaryWriter(
+                    str(run / "tensorboard"), purge_step=0 if resume_step is None else resume_step + 1
+                )
 
     def __enter__(self) -> "MetricsLog":
         return self
@@ -58,21 +60,24 @@ class MetricsLog:
         with disk_errors(self.path):
             # one write call for the whole line: a kill leaves it out or leaves it whole, short of a full disk
             self._file.write(json.dumps(line, ensure_ascii=False, allow_nan=False).encode("utf-8") + b"\n")
-            for name, value in metrics.items():
-                if value is not None:
-                    self._tensorboard.add_scalar(name, value, step)
+            if self._tensorboard is not None:
+                for name, value in metrics.items():
+                    if value is not None:
+                        self._tensorboard.add_scalar(name, value, step)
 
     def sync(self) -> None:
         """Put everything on the disk. Called before a checkpoint, so that what it relies on survives a power cut."""
         with disk_errors(self.path):
             sync(self.path)
-            self._tensorboard.flush()
+            if self._tensorboard is not None:
+                self._tensorboard.flush()
 
     def close(self) -> None:
         """Write what is left and close the files."""
         with disk_errors(self.path):
             self._file.close()
-            self._tensorboard.close()
+            if self._tensorboard is not None:
+                self._tensorboard.close()
 
 
 def _finite(value: Number) -> Number:
