@@ -20,7 +20,7 @@ Number = float | int | None
 
 
 class MetricsLog:
-    """Appends to RUN/metrics.jsonl (and RUN/tensorboard); each line reaches the operating system before `write` returns.
+    """Appends to RUN/metrics.jsonl and RUN/tensorboard; a line reaches the operating system before `write` returns.
 
     `resume_step`: the step of the checkpoint the run continues from; lines of later steps, and a last line cut by a
     kill, are removed (`lines_cut` counts them). None: the run starts, whatever an attempt before it left is dropped.
