@@ -8,11 +8,16 @@ import hashlib
 from array import array
 
 KEY_BYTES = 16
+_AT_ONCE = 1 << 20  # characters: no second copy of an enormous document
 
 
 def hash_document(text: str) -> bytes:
-    """16 bytes that depend on the text alone, not on the locale, the process or the machine."""
-    return hashlib.blake2b(text.encode("utf-8"), digest_size=KEY_BYTES).digest()
+    """16 bytes that depend on the text alone (blanks around it left out), not on locale, process or machine."""
+    digest = hashlib.blake2b(digest_size=KEY_BYTES)
+    text = text.strip()
+    for start in range(0, len(text), _AT_ONCE):
+        digest.update(text[start : start + _AT_ONCE].encode("utf-8"))
+    return digest.digest()
 
 
 class SeenDocuments:

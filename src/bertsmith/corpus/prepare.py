@@ -47,12 +47,11 @@ def _read_chunks(
     seen = SeenDocuments()
     for path in paths:
         for document in read_documents(path, options, reading.report, on_bytes):
-            text = document.text.strip()  # a line end more or less makes no other document
-            key = hash_document(text)
+            key = hash_document(document.text)
             if dedup and not seen.add(key):
                 reading.duplicates += 1
             else:
-                yield from builder.add(text, key)
+                yield from builder.add(document.text, key)
     yield from builder.finish()
 
 
