@@ -35,8 +35,9 @@ def steps_in(run: Path) -> list[str]:
 
 
 def newest(run: Path) -> int:
-    found, _ = find_newest_checkpoint(run)
+    found, broken = find_newest_checkpoint(run)
     assert found is not None
+    assert broken == []
     assert found.state["step"] == found.step
     for name, tensor in found.load_weights(tensors_of(0)).items():
         assert torch.equal(tensor, tensors_of(found.step)[name])
