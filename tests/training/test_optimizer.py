@@ -129,7 +129,7 @@ def test_groups_follow_the_reference_and_cover_everything_once() -> None:
 def test_only_decayed_weights_shrink_without_gradient() -> None:
     model = make_model()
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    settings = OptimizerSettings("muon", learning_rate=0.1, matrix_learning_rate=0.2, weight_decay=0.5)
+    settings = OptimizerSettings("muon", learning_rate=0.1, matrix_rate_factor=2.0, weight_decay=0.5)
     optimizer = PretrainingOptimizer(model.named_parameters(), settings)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -149,7 +149,7 @@ def test_muon_equals_torchs(shape: tuple[int, int], monkeypatch: pytest.MonkeyPa
     reference = torch.optim.Muon(theirs, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
     named = [(f"encoder.layer.{i}.w", parameter) for i, parameter in enumerate(ours)]
     rest = nn.Parameter(torch.ones(2))
-    settings = OptimizerSettings("muon", learning_rate=1.0, matrix_learning_rate=0.02, weight_decay=0.1)
+    settings = OptimizerSettings("muon", learning_rate=1.0, matrix_rate_factor=0.02, weight_decay=0.1)
     optimizer = PretrainingOptimizer([*named, ("b", rest)], settings)
     for _ in range(5):
         rest.grad = torch.ones(2)
@@ -274,9 +274,9 @@ def test_frozen_parameters_are_left_alone() -> None:
     ("changed", "named"),
     [
         ({"name": "sgd"}, "optimizer: 'sgd'"),
-        ({"matrix_learning_rate": 1e-3}, "matrix learning rate: only the muon"),
+        ({"matrix_rate_factor": 2.0}, "matrix_rate_factor: only the muon"),
         ({"learning_rate": 0.0}, "learning rate: 0.0"),
-        ({"name": "muon", "matrix_learning_rate": math.nan}, "matrix learning rate: nan"),
+        ({"name": "muon", "matrix_rate_factor": math.nan}, "matrix rate factor: nan"),
         ({"weight_decay": -0.1}, "weight decay: -0.1"),
         ({"beta2": 1.0}, "beta2: 1.0"),
         ({"epsilon": 0.0}, "epsilon: 0.0"),

@@ -6,7 +6,8 @@ is exchanged as a flat `name -> tensor` dictionary, so that a checkpoint is a sa
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -36,34 +37,35 @@ def is_encoder_matrix(name: str, parameter: Tensor) -> bool:
 class OptimizerSettings:
     """What the update rule needs to know beside the schedule."""
 
-    name: str = "adamw"
-    """`adamw`, or `muon`: Muon on the encoder's matrices, AdamW on everything else."""
-    learning_rate: float = 1e-4
-    """Peak learning rate of AdamW."""
-    matrix_learning_rate: float | None = None
-    """Peak learning rate of Muon; the same as `learning_rate` where not given (their updates have the same size)."""
-    weight_decay: float = 0.01
-    """Decoupled: each step takes learning rate × weight decay of a weight away."""
-    beta1: float = 0.9
-    """How much of AdamW's running mean of the gradient is kept each step."""
-    beta2: float = 0.999
-    """How much of AdamW's running mean of the squared gradient is kept each step."""
-    epsilon: float = 1e-6
-    """Added to the root of the second moment; 1e-6 as in the reference."""
-    bias_correction: bool = True
-    """Off: the reference's AdamWeightDecayOptimizer, whose first steps are larger."""
-    momentum: float = 0.95
-    """Muon's (Nesterov) momentum."""
+    name: Literal["adamw", "muon"] = field(
+        default="adamw", metadata={"help": "adamw, or muon on the encoder's matrices with AdamW on everything else"}
+    )
+    learning_rate: float = field(
+        default=1e-4, metadata={"help": "peak learning rate of AdamW", "flag": "--learning-rate"}
+    )
+    matrix_rate_factor: float = field(
+        default=1.0, metadata={"help": "Muon's peak learning rate, as a multiple of AdamW's (updates have one size)"}
+    )
+    weight_decay: float = field(
+        default=0.01, metadata={"help": "decoupled: a step takes learning rate × this share of a weight away"}
+    )
+    beta1: float = field(default=0.9, metadata={"help": "share of AdamW's mean gradient kept each step"})
+    beta2: float = field(default=0.999, metadata={"help": "share of AdamW's mean squared gradient kept each step"})
+    epsilon: float = field(default=1e-6, metadata={"help": "added to the root of the second moment (reference: 1e-6)"})
+    bias_correction: bool = field(
+        default=True, metadata={"help": "off: as the reference's AdamWeightDecayOptimizer, first steps are larger"}
+    )
+    momentum: float = field(default=0.95, metadata={"help": "Muon's (Nesterov) momentum"})
 
     def __post_init__(self) -> None:
         one_of("optimizer", self.name, OPTIMIZERS)
-        if self.matrix_learning_rate is not None and self.name != "muon":
-            raise UserError("matrix learning rate: only the muon optimizer has one; leave it out or choose muon")
+        if self.matrix_rate_factor != 1.0 and self.name != "muon":
+            raise UserError("matrix_rate_factor: only the muon optimizer has one; leave it out or choose muon")
         for label, value in (
             ("learning rate", self.learning_rate),
-            ("matrix learning rate", self.matrix_learning_rate),
+            ("matrix rate factor", self.matrix_rate_factor),
         ):
-            if value is not None and not (math.isfinite(value) and value > 0):
+            if not (math.isfinite(value) and value > 0):
                 raise UserError(f"{label}: {value} is not a number above 0")
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
             raise UserError(f"weight decay: {self.weight_decay} is not a number from 0 up")
@@ -260,7 +262,7 @@ class _Muon:
     """
 
     def __init__(self, matrices: dict[str, Parameter], settings: OptimizerSettings) -> None:
-        self.learning_rate = settings.matrix_learning_rate or settings.learning_rate
+        self.learning_rate = settings.learning_rate * settings.matrix_rate_factor
         self.weight_decay, self.momentum = settings.weight_decay, settings.momentum
         self.groups: list[tuple[list[str], list[Tensor], Tensor]] = []
         for shape in dict.fromkeys(parameter.shape for parameter in matrices.values()):

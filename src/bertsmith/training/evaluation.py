@@ -1,0 +1,70 @@
+"""Loss and accuracy on the held-out documents: the same examples and masks at every evaluation, each once."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bertsmith.corpus.batches import Batch
+from bertsmith.model.bert import BertForPreTraining
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Means over the evaluation's targets, in nats; NSP values are None for a model without that head."""
+
+    loss: float
+    mlm_loss: float
+    mlm_accuracy: float
+    nsp_accuracy: float | None
+    examples: int
+
+    def as_metrics(self) -> dict[str, float | None]:
+        """Under the names of the metrics log and the JSON summary."""
+        return {
+            "eval_loss": self.loss,
+            "eval_mlm_loss": self.mlm_loss,
+            "eval_mlm_accuracy": self.mlm_accuracy,
+            "eval_nsp_accuracy": self.nsp_accuracy,
+        }
+
+
+def batch_tensors(batch: Batch, device: torch.device) -> dict[str, Tensor | None]:
+    """A packed batch as the keyword arguments of the model, on `device`."""
+    return {
+        name: None if array is None else torch.from_numpy(array).to(device, non_blocking=True)
+        for name, array in (
+            ("token_ids", batch.token_ids),
+            ("segment_ids", batch.segment_ids),
+            ("position_ids", batch.position_ids),
+            ("sequence_starts", batch.sequence_starts),
+            ("masked_positions", batch.masked_positions),
+            ("masked_labels", batch.masked_labels),
+            ("next_sentence_labels", batch.next_sentence_labels),
+        )
+    }
+
+
+def evaluate(model: BertForPreTraining, batches: Iterable[Batch], device: torch.device) -> Evaluation | None:
+    """Run `model` without dropout over `batches`; None when there are none."""
+    mlm_loss = nsp_loss = 0.0
+    mlm_correct = mlm_targets = nsp_correct = nsp_targets = examples = 0
+    for batch in batches:
+        counts = model.evaluate(**batch_tensors(batch, device))  # type: ignore[arg-type]
+        mlm_loss += counts.mlm_loss
+        mlm_correct += counts.mlm_correct
+        mlm_targets += counts.mlm_targets
+        nsp_loss += counts.nsp_loss
+        nsp_correct += counts.nsp_correct
+        nsp_targets += counts.nsp_targets
+        examples += len(batch)
+    if not mlm_targets:
+        return None
+    mean = mlm_loss / mlm_targets
+    total = mean + (nsp_loss / nsp_targets if nsp_targets else 0.0)
+    assert math.isfinite(total) or not math.isfinite(mlm_loss + nsp_loss)
+    return Evaluation(
+        total, mean, mlm_correct / mlm_targets, nsp_correct / nsp_targets if nsp_targets else None, examples
+    )

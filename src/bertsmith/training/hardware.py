@@ -1,0 +1,124 @@
+"""The machine the training runs on: its device, its measured matrix-product rate, and the precision that is fastest.
+
+The rate measured here is the limit that `utilization` is a share of. It is measured, not looked up: chips that list
+bfloat16 among their features differ by a factor of four in how fast they multiply it, and some multiply float32 faster.
+"""
+
+import ctypes
+import os
+import sys
+import time
+from dataclasses import dataclass
+
+import torch
+
+from bertsmith.errors import UserError, one_of
+from bertsmith.model.config import BertConfig
+
+PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where and in which arithmetic the model computes."""
+
+    device: torch.device
+    precision: str
+    """`bf16` or `fp32`, resolved."""
+    matmul_flops: float
+    """Floating-point operations a second of a large matrix product in that precision, measured just now."""
+    other_flops: float | None
+    """The same in the other precision, where both were tried."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the arithmetic; master weights are float32 in either case."""
+        return PRECISIONS[self.precision]
+
+    def describe(self) -> str:
+        """One line for the log."""
+        text = (
+            f"{self.device.type}, {self.precision}, matrix products at {self.matmul_flops / 1e9:,.0f} GFLOP/s measured"
+        )
+        if self.other_flops is not None:
+            other = "fp32" if self.precision == "bf16" else "bf16"
+            text += f" ({other}: {self.other_flops / 1e9:,.0f})"
+        if self.device.type == "cpu":
+            text += f", {torch.get_num_threads()} threads"
+        return text
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` (CUDA where there is one), `cpu` or `cuda`. Raises UserError where there is no CUDA device."""
+    one_of("device", name, ("auto", "cpu", "cuda"))
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("device: cuda was asked for, but PyTorch finds no CUDA device here; use --device cpu")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def measure_matmul(device: torch.device, dtype: torch.dtype, seconds: float = 0.25) -> float:
+    """The best rate, in FLOP/s, of a square product of 2048 (8192 on CUDA) seen in about `seconds`."""
+    size = 8192 if device.type == "cuda" else 2048
+    source = torch.Generator(device).manual_seed(0)
+    left, right = (torch.randn(size, size, generator=source, device=device).to(dtype) for _ in range(2))
+    out = torch.empty(size, size, dtype=dtype, device=device)
+    best, started, runs = float("inf"), time.perf_counter(), 0
+    while runs < 3 or time.perf_counter() - started < seconds:
+        begun = time.perf_counter()
+        torch.mm(left, right, out=out)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        runs += 1
+        if runs > 1:  # the first one warms up
+            best = min(best, time.perf_counter() - begun)
+    return 2 * size**3 / best
+
+
+def prepare_machine(device: str = "auto", precision: str = "auto") -> Machine:
+    """Choose device and precision and measure the limit. `auto` precision: the faster of the two on this machine.
+
+    Raises UserError for unknown names or an absent device.
+    """
+    one_of("precision", precision, ("auto", *PRECISIONS))
+    chosen = choose_device(device)
+    if chosen.type == "cpu":
+        keep_freed_memory()
+    if precision != "auto":
+        return Machine(chosen, precision, measure_matmul(chosen, PRECISIONS[precision]), None)
+    rates = {name: measure_matmul(chosen, dtype) for name, dtype in PRECISIONS.items()}
+    best = max(rates, key=lambda name: rates[name])
+    other = "fp32" if best == "bf16" else "bf16"
+    return Machine(chosen, best, rates[best], rates[other])
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc to keep freed memory instead of returning it: a training step frees and asks for the same again.
+
+    Otherwise each large tensor is mapped afresh and its pages are faulted in one by one, which takes a good part of an
+    elementwise operation's time (benchmarks/LOG.md). Elsewhere than on glibc, or where the user chose the allocator's
+    settings through the environment, nothing is done.
+    """
+    if sys.platform != "linux" or any(name.startswith("MALLOC_") for name in os.environ):
+        return
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return
+    trim_threshold, mmap_threshold, mmap_max = -1, -3, -4  # malloc.h
+    mallopt(mmap_threshold, 32 << 20)
+    mallopt(trim_threshold, (1 << 31) - 1)
+    mallopt(mmap_max, 0)
+
+
+def useful_flops(config: BertConfig, tokens: int, squared_lengths: int, masked: int, sequences: int) -> float:
+    """Arithmetic a training step cannot do without: matrix products forward, twice as much backward.
+
+    Encoder layers over `tokens` real tokens, attention over each sequence (`squared_lengths` = Σ length²), the MLM head
+    on `masked` positions, pooler and NSP head on `sequences` (0: not trained). Multiply and add count as two.
+    """
+    hidden, layers = config.hidden_size, config.num_hidden_layers
+    encoder = layers * tokens * 2 * (4 * hidden * hidden + 2 * hidden * config.intermediate_size)
+    attention = layers * squared_lengths * 4 * hidden
+    head = masked * 2 * hidden * (hidden + config.vocab_size)
+    pooler = sequences * 2 * hidden * (hidden + 2)
+    return 3.0 * (encoder + attention + head + pooler)

@@ -1,0 +1,196 @@
+"""Everything a pre-training run can be told, in one tree that recipes and flags fill and config.toml keeps.
+
+Defaults are the paper's where it gives a number (Devlin et al. 2018, appendix A.2).
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from bertsmith.corpus.masking import MaskingOptions
+from bertsmith.training.optimizer import OptimizerSettings
+from bertsmith.training.schedule import Budget, LearningRateSchedule, LengthPhase
+
+
+@dataclass(frozen=True)
+class ScheduleSettings:
+    """How the learning rate falls after the warm-up."""
+
+    decay: Literal["linear", "constant"] = field(
+        default="linear", metadata={"help": "linear to the floor, or constant"}
+    )
+    floor: float = field(default=0.0, metadata={"help": "share of the peak that the decay ends at"})
+
+
+@dataclass(frozen=True)
+class SecondPhaseSettings:
+    """The last part of the run on longer sequences, to learn the late positions (paper: 10 % at 512)."""
+
+    share: float = field(default=0.0, metadata={"help": "share of the run spent on longer sequences; 0: none"})
+    max_length: int = field(default=512, metadata={"help": "tokens a sequence in that part"})
+
+    def problems(self) -> list[str]:
+        """See PretrainSettings.problems."""
+        return [] if 0 <= self.share < 1 else [f"share: {self.share} is not a share from 0 to below 1"]
+
+
+@dataclass(frozen=True)
+class ExampleSettings:
+    """How examples are made from the corpus."""
+
+    short_share: float = field(default=0.1, metadata={"help": "share of pairs filled to a random shorter length"})
+    workers: int = field(default=0, metadata={"help": "processes that build batches; 0: a thread of this one"})
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """When the complete training state is written."""
+
+    every: int = field(default=1000, metadata={"help": "steps between checkpoints; 0: only at the end"})
+    minutes: float = field(default=15.0, metadata={"help": "also this long after the last one; 0: never"})
+    keep: int = field(default=2, metadata={"help": "how many of the newest stay on disk"})
+
+    def problems(self) -> list[str]:
+        """See PretrainSettings.problems."""
+        faults = [] if self.every >= 0 else [f"every: {self.every} is negative"]
+        faults += [] if self.minutes >= 0 else [f"minutes: {self.minutes} is negative"]
+        return faults + ([] if self.keep >= 1 else [f"keep: {self.keep} would keep no checkpoint; use 1 or more"])
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """Loss and accuracy on the held-out documents, always the same examples and masks."""
+
+    every: int = field(default=1000, metadata={"help": "steps between evaluations; 0: only at the end"})
+    examples: int = field(default=1024, metadata={"help": "held-out examples an evaluation, at most"})
+
+    def problems(self) -> list[str]:
+        """See PretrainSettings.problems."""
+        faults = [] if self.every >= 0 else [f"every: {self.every} is negative"]
+        return faults + ([] if self.examples >= 1 else [f"examples: {self.examples} is not a number from 1 up"])
+
+
+@dataclass(frozen=True)
+class LogSettings:
+    """What is shown and kept of the run."""
+
+    every: int | None = field(
+        default=None, metadata={"help": "steps between log lines; default 1 under 200 steps, else 10"}
+    )
+    examples: int = field(default=3, metadata={"help": "first training examples shown decoded"})
+
+    def problems(self) -> list[str]:
+        """See PretrainSettings.problems."""
+        return [] if self.every is None or self.every >= 1 else [f"every: {self.every} is not a number from 1 up"]
+
+
+@dataclass(frozen=True)
+class PretrainSettings:
+    """A pre-training run. Sections are dataclasses; every key has a `--section.key` flag."""
+
+    data: str = field(metadata={"help": "corpus folder that `bertsmith prepare` wrote", "flag": "--data"})
+    model: str = field(
+        default="base",
+        metadata={"help": "tiny, mini, small, medium, base, large, or a model folder to go on from", "flag": "--model"},
+    )
+    objective: Literal["mlm+nsp", "mlm+sop", "mlm"] = field(
+        default="mlm+nsp",
+        metadata={
+            "help": "masked words with next-sentence or sentence-order prediction, or alone",
+            "flag": "--objective",
+        },
+    )
+    steps: int | None = field(
+        default=None, metadata={"help": "length of the run in optimizer steps", "flag": "--steps"}
+    )
+    minutes: float | None = field(default=None, metadata={"help": "length of the run in minutes", "flag": "--minutes"})
+    epochs: float | None = field(
+        default=None, metadata={"help": "length in passes over the corpus", "flag": "--epochs"}
+    )
+    batch_size: int = field(default=256, metadata={"help": "sequences an optimizer step", "flag": "--batch-size"})
+    micro_batch_size: int | None = field(
+        default=None,
+        metadata={"help": "sequences at once; default: as many as suit the device", "flag": "--micro-batch-size"},
+    )
+    max_length: int = field(default=128, metadata={"help": "tokens a sequence at most", "flag": "--max-length"})
+    warmup: float = field(
+        default=0.01, metadata={"help": "steps of learning-rate warm-up, or a share of the run", "flag": "--warmup"}
+    )
+    dropout: float = field(default=0.1, metadata={"help": "dropout on hidden states and attention probabilities"})
+    output_bias: Literal["zero", "unigram"] = field(
+        default="zero",
+        metadata={"help": "where the MLM head's bias starts: zero as published, or the corpus's word frequencies"},
+    )
+    clip_norm: float = field(default=1.0, metadata={"help": "gradients are scaled down to this norm"})
+    seed: int = field(
+        default=0, metadata={"help": "decides weights, pairs, masks, order and dropout", "flag": "--seed"}
+    )
+    precision: Literal["auto", "bf16", "fp32"] = field(
+        default="auto", metadata={"help": "arithmetic; auto measures which is faster here", "flag": "--precision"}
+    )
+    device: Literal["auto", "cpu", "cuda"] = field(default="auto", metadata={"help": "where", "flag": "--device"})
+    second_phase: SecondPhaseSettings = field(default_factory=SecondPhaseSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    masking: MaskingOptions = field(default_factory=MaskingOptions)
+    examples: ExampleSettings = field(default_factory=ExampleSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    eval: EvaluationSettings = field(default_factory=EvaluationSettings)
+    log: LogSettings = field(default_factory=LogSettings)
+
+    def problems(self) -> list[str]:
+        """What is wrong, `key: sentence` each; empty when the run can be made."""
+        faults = []
+        given = [name for name in ("steps", "minutes", "epochs") if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = "several are" if given else "none is"
+            faults.append(f"steps, minutes, epochs: give exactly one of the three ({found} given)")
+        faults += [f"{name}: {getattr(self, name)} is not above 0" for name in given if not getattr(self, name) > 0]
+        if self.batch_size < 1:
+            faults.append(f"batch_size: {self.batch_size} is not a number from 1 up")
+        if self.micro_batch_size is not None and not self.micro_batch_size >= 1:
+            faults.append(f"micro_batch_size: {self.micro_batch_size} is not a number from 1 up")
+        if not 0 <= self.dropout < 1:
+            faults.append(f"dropout: {self.dropout} is not in [0, 1)")
+        if not self.clip_norm > 0:
+            faults.append(f"clip_norm: {self.clip_norm} is not above 0")
+        if not self.warmup >= 0 or (self.warmup >= 1 and self.warmup != int(self.warmup)):
+            faults.append(f"warmup: {self.warmup} is neither a whole number of steps nor a share below 1")
+        elif self.steps is not None and self.warmup > self.steps:
+            faults.append(f"warmup, steps: a warm-up of {self.warmup:.0f} steps is longer than the run of {self.steps}")
+        if not 0 <= self.schedule.floor < 1:
+            faults.append(f"schedule.floor: {self.schedule.floor} is not a share from 0 to below 1")
+        return faults
+
+    @property
+    def budget(self) -> Budget:
+        """How long the run is."""
+        return Budget(self.steps, self.epochs, self.minutes)
+
+    @property
+    def learning_rate_schedule(self) -> LearningRateSchedule:
+        """Warm-up and decay, of AdamW's peak (Muon's follows with the same factor)."""
+        return LearningRateSchedule(
+            self.optimizer.learning_rate, self.warmup, self.budget, self.schedule.decay, self.schedule.floor
+        )
+
+    @property
+    def phases(self) -> tuple[LengthPhase, ...]:
+        """Sequence lengths over the run."""
+        if self.second_phase.share == 0:
+            return (LengthPhase(1.0, self.max_length),)
+        share = self.second_phase.share
+        return (LengthPhase(1 - share, self.max_length), LengthPhase(share, self.second_phase.max_length))
+
+
+# what may change between the parts of one run: how long it is, and how it is watched and carried out
+FREE_TO_CHANGE = (
+    "data",
+    "steps",
+    "minutes",
+    "epochs",
+    "device",
+    "checkpoint.",
+    "eval.",
+    "log.",
+    "examples.workers",
+)
