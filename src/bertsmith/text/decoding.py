@@ -6,6 +6,7 @@ undecodable, is refused by its first 64 KiB, with its name and the reason, befor
 
 import codecs
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import chain
 
@@ -26,8 +27,9 @@ BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-MEDIAWIKI = re.compile(r"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)?<mediawiki[\s>]", re.DOTALL)
-MARKUP = re.compile(r"\s*(?:<\?xml\b|<!doctype html\b|<html[\s>])", re.IGNORECASE)
+PROLOG = r"(?>\s|<\?xml\b[^>]*>|<!--.*?-->|<!DOCTYPE\b[^\[>]*(?:\[.*?\]\s*)?>)*+"
+MEDIAWIKI = re.compile(rf"{PROLOG}<mediawiki[\s>]", re.DOTALL | re.IGNORECASE)
+MARKUP = re.compile(r"\s*(?:<\?xml\b|<!doctype\b|<html[\s>])", re.IGNORECASE)
 PARQUET = b"PAR1"
 NOT_TEXT = (
     (b"PK\x03\x04", "a ZIP archive; unpack it first"),
@@ -54,11 +56,16 @@ def split_byte_order_mark(head: bytes) -> tuple[bytes, str | None]:
 
 
 def looks_like_utf16(head: bytes) -> str | None:
-    """ "utf-16-le" or "utf-16-be" where every other byte is mostly zero, as in Western UTF-16 without a mark."""
-    even, odd = head[::2].count(0), head[1::2].count(0)
-    if even + odd <= max(FEW, BAD_SHARE * len(head)) or min(even, odd) > 0.05 * (even + odd):
+    """ "utf-16-le" or "utf-16-be" where every other byte is mostly one value: an alphabet's upper byte."""
+    half = len(head) // 2
+    if half < FEW:
         return None
-    return "utf-16-be" if even > odd else "utf-16-le"
+    (even, even_count), (odd, odd_count) = (Counter(head[i::2]).most_common(1)[0] for i in (0, 1))
+    if max(even_count, odd_count) < 0.5 * half or (even == odd and min(even_count, odd_count) > 0.2 * half):
+        return None
+    upper = even if even_count > odd_count else odd
+    # upper bytes of the alphabets are 00 (Latin) to 1E; a lower byte as common as that would be a space or a letter
+    return ("utf-16-be" if even_count > odd_count else "utf-16-le") if upper < 0x20 else None
 
 
 def why_binary(head: bytes) -> str | None:
@@ -70,7 +77,7 @@ def why_binary(head: bytes) -> str | None:
         return "a tar archive; unpack it first"
     if split_byte_order_mark(head)[1] or looks_like_utf16(head):
         return None
-    controls = len(head) - len(head.translate(None, CONTROL_BYTES))
+    controls = len(head) - len(head.translate(None, CONTROL_BYTES)) - head.count(b"\x1b")  # ESC: ISO 2022, terminals
     if controls > max(FEW, BAD_SHARE * len(head)):
         return f"binary data ({controls:,} of its first {len(head):,} bytes are control characters)"
     return None
@@ -84,12 +91,14 @@ def why_not_text(head: bytes, encoding: str) -> str | None:
         return f"compressed twice ({inner} inside); decompress it once"
     mark, marked = split_byte_order_mark(head)
     encoding = marked or encoding
-    utf16 = looks_like_utf16(head)
-    if utf16 and not codecs.lookup(encoding).name.startswith("utf-16"):
-        return f"UTF-16 without a byte-order mark; read it with --encoding {utf16}"
     bad = ReadReport()
     text = Decoder("", ReadOptions(encoding=encoding), bad).decode(head[len(mark) :], final=len(head) < HEAD)
-    if bad.invalid_bytes > max(FEW, BAD_SHARE * len(head)):
+    controls = len(text) - len(text.translate(dict.fromkeys(CONTROL_BYTES)))
+    if max(bad.invalid_bytes, controls) > max(FEW, BAD_SHARE * len(head)):
+        if utf16 := looks_like_utf16(head):
+            return f"UTF-16 without a byte-order mark; read it with --encoding {utf16}"
+        if controls > bad.invalid_bytes:
+            return f"binary data ({controls:,} of its first {len(text):,} characters are control characters)"
         return (
             f"not {encoding} ({bad.invalid_bytes:,} of its first {len(head):,} bytes are invalid); "
             "name its encoding with --encoding, e.g. latin-1, gb18030 or shift_jis, or leave the file out"

@@ -216,6 +216,9 @@ def read_parquet(
                 column = batch.column(0)
                 if pa.types.is_dictionary(column.type):
                     column = column.dictionary_decode()
+                elif pa.types.is_string_view(column.type) or pa.types.is_binary_view(column.type):
+                    # few of pyarrow's functions take views yet
+                    column = column.cast(pa.large_string() if column.type == pa.string_view() else pa.large_binary())
                 if not pa.types.is_null(column.type):
                     report.bytes += pc.sum(pc.binary_length(column)).as_py() or 0
                 for text in column_values(column, path, number, options, report):

@@ -38,8 +38,12 @@ def read_wikiextractor(file: TextFile) -> Iterator[Document]:
                 start = 0
             if opens:
                 start, text = number, []
-                if rest := line[opens.end() :]:
-                    text.append(rest)
+                if rest := line[opens.end() :].rstrip():
+                    text.append(rest.removesuffix("</doc>"))
+                    if rest.endswith("</doc>"):
+                        if document := make_doc_document(file, text, start):
+                            yield document
+                        start = 0
             elif start:
                 text.append(line)
             elif line.strip() and line.rstrip() != "</doc>":
