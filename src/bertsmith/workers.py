@@ -56,7 +56,7 @@ class WorkerPool:
 
     def __enter__(self) -> "WorkerPool":
         if self.workers > 1:
-            resource_tracker.ensure_running()  # its start unblocks Ctrl-C, which `_launching` blocks
+            resource_tracker.ensure_running()  # its start unblocks Ctrl-C, which `launching` blocks
             context = multiprocessing.get_context("spawn")
             self._executor = ProcessPoolExecutor(self.workers, mp_context=context, initializer=_start_worker)
         return self
@@ -81,7 +81,7 @@ class WorkerPool:
         underway: deque[Future[tuple[int, int, Result]]] = deque()
         try:
             for item in items:
-                with _launching():
+                with launching():
                     underway.append(self._executor.submit(_run, function, item))
                 # Two a worker are enough to keep all of them busy; more would only hold memory.
                 while len(underway) > 2 * self.workers or (underway and underway[0].done()):
@@ -105,8 +105,8 @@ def _run(function: Callable[[Any], Result], item: Any) -> tuple[int, int, Result
 
 
 @contextlib.contextmanager
-def _launching() -> Iterator[None]:
-    """Around `submit`, which starts processes: they inherit no Ctrl-C and do not run the user's script again.
+def launching() -> Iterator[None]:
+    """Around what starts a spawned process: it inherits no Ctrl-C and does not run the user's script again.
 
     multiprocessing lets every new process import the parent's main module, which fails for `<stdin>` mains and starts
     scripts without an `if __name__ == "__main__"` anew. Nothing of ours lives there: it is shown an empty one.

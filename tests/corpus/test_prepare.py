@@ -236,7 +236,15 @@ def test_nothing_held_out_on_request(tokenizer_folder: Path, tmp_path: Path) -> 
     assert open_corpus(tmp_path / "c").split("held-out").shards == []
     source = write_jsonl(tmp_path / "one.jsonl", ["a tree."])
     summary = prepare_corpus([source], tokenizer_folder, tmp_path / "d", workers=1)
-    assert any("none is held out" in warning for warning in summary["warnings"])
+    assert any("nothing could be held out" in warning for warning in summary["warnings"])
+
+
+def test_an_end_without_tokens_is_no_held_out_document(tokenizer_folder: Path, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "t.jsonl", ["The river. Birds sing.\n" + "\x01" * 15])
+    summary = prepare_corpus([source], tokenizer_folder, tmp_path / "c", workers=1)
+    assert (summary["documents"], summary["documents_cut"], summary["held_out_documents"]) == (1, 0, 0)
+    assert summary["skipped"] == {}
+    assert any("nothing could be held out" in warning for warning in summary["warnings"])
 
 
 def test_one_enormous_document_stays_one(tokenizer_folder: Path, tmp_path: Path) -> None:

@@ -145,7 +145,6 @@ class ChunkBuilder:
             kept = last[: _find_boundary(last, len(last) // 2, len(last) * 9 // 10, self.language)]
             if not kept:
                 chunk.texts.append(last)
-                self.note = "one document of so few sentences that none is held out for evaluation"
                 return
             chunk.texts.append(kept)
         self.cut_documents = 1

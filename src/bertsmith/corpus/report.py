@@ -37,6 +37,8 @@ def build_report(
     sentences = sum(entry.sentences for split in SPLITS for entry in entries[split])
     empty = sum(each.empty_documents for each in writer.writers.values())
     cut = builder.cut_documents + sum(each.cut_documents for each in writer.writers.values())
+    if builder.cut_documents and not stored["held-out"]:
+        empty, cut = empty - 1, cut - 1  # no token in the end that was to be held out: that is no document
     documents = read.documents - duplicates - empty
     assert sum(stored.values()) == documents + cut, (stored, documents, cut)
     if empty:
@@ -111,8 +113,8 @@ def _warnings(report: dict[str, Any], single: int, sentences: int, builder: Chun
             f"{report['repeated_sentences'] / sentences:.0%} of the sentences repeat one shortly before them, word for"
             " word; a model learns such lines by heart: clean the text"
         )
-    if builder.note:
+    if builder.held_out and not report["held_out_tokens"]:
+        warnings.append("nothing could be held out for evaluation: one document of few sentences")
+    elif builder.note:
         warnings.append(builder.note)
-    elif builder.held_out and not report["held_out_tokens"]:
-        warnings.append("nothing is held out for evaluation")
     return warnings

@@ -39,6 +39,7 @@ class ShardWriter:
         """Cuts of documents at the end of a shard file; each stores one document as two."""
         self._chunks: list[TokenChunk] = []
         self._tokens = 0
+        self._starts_inside = False  # the shard, a document whose beginning is in the one before
         self._open_sentences = 0  # of the last document, which the next chunk may continue
 
     def add(self, chunk: TokenChunk) -> None:
@@ -48,8 +49,8 @@ class ShardWriter:
             return
         if self._tokens and self._tokens + len(chunk.tokens) > self.shard_tokens:
             self._write_shard()
-            self.cut_documents += chunk.continues and self._open_sentences > 0
-        self.documents += len(lengths) - chunk.continues
+            self._starts_inside = chunk.continues and self._open_sentences > 0
+        self.documents += len(lengths) - int(chunk.continues)
         self._open_sentences = int(lengths[-1]) + (self._open_sentences if chunk.continues and len(lengths) == 1 else 0)
         self._chunks.append(chunk)
         self._tokens += len(chunk.tokens)
@@ -67,6 +68,8 @@ class ShardWriter:
 
     def _write_shard(self) -> None:
         document_lengths = _join_continued(self._chunks)
+        if self._starts_inside and document_lengths[0] > 0:
+            self.cut_documents += 1
         document_lengths = document_lengths[document_lengths > 0]
         tokens = np.concatenate([chunk.tokens for chunk in self._chunks])
         sentence_lengths = np.concatenate([chunk.sentence_lengths for chunk in self._chunks])
