@@ -104,7 +104,7 @@ class ChunkBuilder:
         if self.documents["held-out"] > by_hash:
             self.note = (
                 f"of only {everything:,} documents, a share of {self.held_out:g} holds out {by_hash};"
-                f" {self.documents['held-out']} are held out, those with the smallest hashes"
+                f" held out instead: {self.documents['held-out']}, those with the smallest hashes"
             )
         if self.held_out and everything and not self.documents["held-out"]:
             yield from self._hold_out_end()
