@@ -91,3 +91,17 @@ class BertConfig:
     def to_dict(self) -> dict[str, Any]:
         """What `config.json` holds, with `model_type` for transformers."""
         return {"model_type": "bert", **asdict(self)}
+
+
+def useful_flops(config: BertConfig, tokens: int, squared_lengths: int, masked: int, sequences: int) -> float:
+    """Arithmetic a training step cannot do without: matrix products forward, twice as much backward.
+
+    Encoder layers over `tokens` real tokens, attention over each sequence (`squared_lengths` = Σ length²), the MLM head
+    on `masked` positions, pooler and NSP head on `sequences` (0: not trained). Multiply and add count as two.
+    """
+    hidden, layers = config.hidden_size, config.num_hidden_layers
+    encoder = layers * tokens * 2 * (4 * hidden * hidden + 2 * hidden * config.intermediate_size)
+    attention = layers * squared_lengths * 4 * hidden
+    head = masked * 2 * hidden * (hidden + config.vocab_size)
+    pooler = sequences * 2 * hidden * (hidden + 2)
+    return 3.0 * (encoder + attention + head + pooler)

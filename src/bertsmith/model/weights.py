@@ -5,6 +5,7 @@ only safetensors files are read, and every tensor's shape is checked against the
 """
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,7 @@ def save_model(folder: Path, model: BertForPreTraining, objective: str) -> None:
         OBJECTIVE_KEY: objective,
     }
     folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / CONFIG, json.dumps(config, indent=2, sort_keys=True) + "\n")
     with atomic_file(folder / WEIGHTS) as partial:
         save_file(to_hugging_face(model), str(partial), metadata={"format": "pt"})
-    write_text(folder / CONFIG, json.dumps(config, indent=2, sort_keys=True) + "\n")
+        shutil.copymode(folder / CONFIG, partial)  # safetensors makes files only the owner can read

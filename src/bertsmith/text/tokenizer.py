@@ -241,10 +241,7 @@ class BertTokenizer:
     def encode(self, text: str, allow_special: bool = False) -> Encoding:
         """Ids, tokens and offsets into `text` (characters). No [CLS] and [SEP] added, nothing cut."""
         library = self._library_special if allow_special else self._library_plain
-        try:
-            encoded = library.encode(text, add_special_tokens=False)
-        except UnicodeEncodeError:
-            encoded = library.encode(replace_surrogates(text), add_special_tokens=False)
+        encoded = library.encode(replace_surrogates(text), add_special_tokens=False)
         return Encoding(encoded.ids, encoded.tokens, encoded.offsets)
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:

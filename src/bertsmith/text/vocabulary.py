@@ -29,11 +29,11 @@ from bertsmith.workers import WorkerPool, available_cores, peak_memory
 
 DEFAULT_SIZE = 30_000
 """Entries, about what BERT has (Devlin et al. 2018, section 3: 30,000)."""
-TRAINING_CHARACTERS = 20_000_000
-"""Characters of distinct words to learn from, the most frequent words first: bounds the memory of training to about a
-gigabyte. English reaches it with more than two million distinct words."""
+TRAINING_CHARACTERS = 10_000_000
+"""Characters of distinct words to learn from, the most frequent words first: bounds the memory of training. The 122 MB
+of English in the benchmarks have 2 million; where 10 million are reached, what is left out is rare."""
 
-_COVERAGE = 0.9995  # of all characters read; the alphabet need not be larger …
+_COVERAGE = 0.9999  # of all characters read; the alphabet need not be larger …
 _USUAL_ALPHABET = (
     1_000  # … but has this many characters, if there are as many and they leave half the entries to pieces
 )
@@ -92,7 +92,7 @@ def choose_alphabet(characters: CharacterCounts, room: int, limit: int | None = 
     """Code points that get entries, the most frequent first, where `room` entries are to be had in all.
 
     A character needs one entry, and one more if it ever continues a word. Unless `limit` says how many characters:
-    enough for 99.95 % of the text and at least 1,000, as long as half of `room` is left to longer pieces; and enough
+    enough for 99.99 % of the text and at least 1,000, as long as half of `room` is left to longer pieces; and enough
     for 99 % in any case.
     """
     ordered = characters.by_frequency()
@@ -225,6 +225,7 @@ def build_vocabulary(
     read_options: ReadOptions | None = None,
     min_frequency: int = 2,
     alphabet_limit: int | None = None,
+    chunk_characters: int = CHUNK_CHARACTERS,
 ) -> dict[str, Any]:
     """Train a vocabulary on text files and write the tokenizer folder `out`; returns the JSON summary of `vocab`.
 
@@ -249,7 +250,10 @@ def build_vocabulary(
         try:
             words = WordCounts(spill)
             with Progress("counting words", input_size(paths), "MB", scale=1e6) as bar:
-                chunks = _read_chunks(paths, options, report, words, WordSplitter(normalization), bar.advance)
+                documents = (
+                    document.text for path in paths for document in read_documents(path, options, report, bar.advance)
+                )
+                chunks = _group_texts(documents, words, WordSplitter(normalization), chunk_characters)
                 for tally in pool.map_in_order(partial(count_words, normalization=normalization), chunks):
                     words.add(tally)
             peak = pool.peak_memory
@@ -264,7 +268,7 @@ def build_vocabulary(
         finally:
             shutil.rmtree(spill, ignore_errors=True)
     if not training.words:
-        raise UserError(f"{', '.join(inputs)}: no word in {report.documents} documents; nothing to learn from")
+        raise UserError(_explain_no_words(inputs, report, words))
     with atomic_folder(out) as folder:
         BertTokenizer(training.tokens, normalization).save(folder)
         digest = hashlib.sha256((folder / "vocab.txt").read_bytes()).hexdigest()
@@ -295,6 +299,16 @@ def build_vocabulary(
     }
 
 
+def _explain_no_words(inputs: Sequence[str], report: ReadReport, words: WordCounts) -> str:
+    named = ", ".join(inputs)
+    if words.overlong_words:
+        return (
+            f"{named}: all {words.overlong_words:,} words are longer than WordPiece takes (100 characters); if this "
+            "language or data has no blanks, put some between its words first"
+        )
+    return f"{named}: no word in {report.documents:,} documents; nothing to learn a vocabulary from"
+
+
 def _check_options(size: int, min_frequency: int, alphabet_limit: int | None, out: Path) -> None:
     problems = []
     least = len(SPECIAL_TOKENS) + 1
@@ -304,35 +318,31 @@ def _check_options(size: int, min_frequency: int, alphabet_limit: int | None, ou
         problems.append(f"--min-frequency {min_frequency}: at least 1 is needed")
     if alphabet_limit is not None and alphabet_limit < 1:
         problems.append(f"--alphabet-limit {alphabet_limit}: at least 1 is needed")
-    if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or is_tokenizer_folder(out))):
+    if out.name in ("", ".."):
+        problems.append(f"--out {out}: give the new folder a name")
+    elif out.exists() and not (out.is_dir() and (not any(out.iterdir()) or is_tokenizer_folder(out))):
         problems.append(f"{out}: holds something else than a tokenizer; remove it or choose another --out")
     if problems:
         raise UserError("; ".join(problems))
 
 
-def _read_chunks(
-    paths: Sequence[str],
-    options: ReadOptions,
-    report: ReadReport,
-    words: WordCounts,
-    splitter: WordSplitter,
-    on_bytes: Callable[[int], None],
+def _group_texts(
+    documents: Iterable[str], words: WordCounts, splitter: WordSplitter, characters: int
 ) -> Iterator[list[str]]:
-    """Texts in chunks of about CHUNK_CHARACTERS; stretches too long to be words are counted in `words`."""
+    """Texts in chunks of about `characters`; stretches too long to be words are counted in `words`."""
     chunk: list[str] = []
     held = 0
-    for path in paths:
-        for document in read_documents(path, options, report, on_bytes):
-            for text, overlong in cut_text(document.text, splitter):
-                if overlong:
-                    words.overlong_words += 1
-                    words.overlong_characters += overlong
-                    continue
-                chunk.append(text)
-                held += len(text)
-                if held >= CHUNK_CHARACTERS:
-                    yield chunk
-                    chunk, held = [], 0
+    for document in documents:
+        for text, overlong in cut_text(document, splitter, characters):
+            if overlong:
+                words.overlong_words += 1
+                words.overlong_characters += overlong
+                continue
+            chunk.append(text)
+            held += len(text)
+            if held >= characters:
+                yield chunk
+                chunk, held = [], 0
     if chunk:
         yield chunk
 
@@ -344,6 +354,11 @@ def _say_losses(summary: dict[str, Any]) -> None:
         say(
             f"warning: too little text for {summary['requested_size']:,} entries: no more pairs occur often enough, "
             f"so there are {summary['size']:,}"
+        )
+    if (rare := summary["words_not_learned_from"] / max(summary["words"], 1)) > 0.01:
+        say(
+            f"{rare:.2%} of the text's words were not learned from: too rare (the most frequent words are taken, "
+            f"{TRAINING_CHARACTERS:,} characters of them), or with a character that has no entry"
         )
     if summary["characters_dropped"]:
         say(

@@ -63,7 +63,7 @@ def count_words(texts: Iterable[str], normalization: Normalization) -> WordTally
     return WordTally("\n".join(tally), counts, overlong_words, overlong_characters)
 
 
-def cut_text(text: str, splitter: WordSplitter, size: int = CHUNK_CHARACTERS) -> Iterator[tuple[str, int]]:
+def cut_text(text: str, splitter: WordSplitter, size: int) -> Iterator[tuple[str, int]]:
     """Cut `text` where a word ends, into parts of at most `size` characters: (part, 0).
 
     A stretch of more than `size` characters without any such place is one over-long word: ("", its length).

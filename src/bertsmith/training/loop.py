@@ -15,15 +15,16 @@ import torch
 from bertsmith.corpus.batches import StreamPosition, describe_example, split_batch
 from bertsmith.corpus.loader import PrefetchingLoader
 from bertsmith.errors import UserError
+from bertsmith.hardware import prepare_machine
 from bertsmith.model.bert import BertForPreTraining
+from bertsmith.model.config import useful_flops
 from bertsmith.model.dropout import DropoutMasks
 from bertsmith.model.weights import WEIGHTS, save_model
 from bertsmith.options import settings_to_toml
 from bertsmith.progress import say
 from bertsmith.storage import atomic_folder, write_text
 from bertsmith.training.checkpoint import find_newest_checkpoint, save_checkpoint
-from bertsmith.training.evaluation import Evaluation, batch_tensors, evaluate
-from bertsmith.training.hardware import prepare_machine, useful_flops
+from bertsmith.training.evaluation import batch_tensors, evaluate
 from bertsmith.training.metrics_log import MetricsLog, ProgressLine, describe_references, plot_loss
 from bertsmith.training.optimizer import PretrainingOptimizer, clip_gradients
 from bertsmith.training.schedule import phase_of
@@ -37,7 +38,7 @@ from bertsmith.training.setup import (
     open_data,
     training_stream,
 )
-from bertsmith.training.state import MOST_BAD_STEPS, Interrupts, LogWindow, RunState
+from bertsmith.training.state import MOST_BAD_STEPS, Interrupts, LogWindow, RunState, locked_run
 
 
 def pretrain(settings: PretrainSettings, out: Path) -> dict[str, Any]:
@@ -46,6 +47,11 @@ def pretrain(settings: PretrainSettings, out: Path) -> dict[str, Any]:
     Raises UserError before any work for settings, corpus or folder that do not fit, and when the loss diverges or stays
     NaN; KeyboardInterrupt after Ctrl-C or SIGTERM, with a checkpoint written.
     """
+    with locked_run(out):
+        return _pretrain(settings, out)
+
+
+def _pretrain(settings: PretrainSettings, out: Path) -> dict[str, Any]:
     # -- set-up: all mistakes are found before anything is written
     data = open_data(settings)
     budget, schedule, phases = settings.budget, settings.learning_rate_schedule, settings.phases
@@ -78,14 +84,19 @@ def pretrain(settings: PretrainSettings, out: Path) -> dict[str, Any]:
     worst_loss = data.ln_vocab + (math.log(2) if paired else 0.0)
     log_every = settings.log.every or (1 if settings.steps is not None and settings.steps < 200 else 10)
     progress_line = ProgressLine(settings.steps)
-    evaluation: Evaluation | None = None
-    evaluated_at = checkpointed_at = -1 if checkpoint is None else state.step
+    checkpointed_at = -1 if checkpoint is None else state.step
     resumed_seconds, begun = state.seconds, time.monotonic()
     last_checkpoint = begun
     loader: PrefetchingLoader | None = None
     micro_size = 0
 
     with MetricsLog(out, None if checkpoint is None else state.step) as log, Interrupts() as interrupts:
+
+        def evaluate_held_out() -> None:
+            if held_out is not None and state.evaluated_step != state.step:
+                state.evaluation = evaluate(model, held_out.evaluation_batches(settings.eval.examples), device)
+                state.evaluated_step = state.step
+                _log_evaluation(log, progress_line, state)
 
         def write_checkpoint() -> None:
             log.sync()
@@ -181,10 +192,8 @@ def pretrain(settings: PretrainSettings, out: Path) -> dict[str, Any]:
                         raise UserError(_stop_message(out, f"the loss diverged: {metrics['loss']:.2f}"))
 
                 # -- once in a while: evaluate
-                if settings.eval.every and state.step % settings.eval.every == 0 and held_out and not done:
-                    evaluation = evaluate(model, held_out.evaluation_batches(settings.eval.examples), device)
-                    evaluated_at = state.step
-                    _log_evaluation(log, progress_line, state, evaluation)
+                if done or (settings.eval.every and state.step % settings.eval.every == 0):
+                    evaluate_held_out()
 
                 # -- once in a while: checkpoint
                 due = settings.checkpoint.every and state.step % settings.checkpoint.every == 0
@@ -204,19 +213,17 @@ def pretrain(settings: PretrainSettings, out: Path) -> dict[str, Any]:
             if loader is not None:
                 loader.close()
 
-        # -- the end: final state, held-out loss, model folder
+        # -- the end: held-out loss, final state, model folder
+        evaluate_held_out()
         if checkpointed_at != state.step:
             write_checkpoint()
-        if held_out is not None and (evaluation is None or evaluated_at != state.step):
-            evaluation = evaluate(model, held_out.evaluation_batches(settings.eval.examples), device)
-            _log_evaluation(log, progress_line, state, evaluation)
 
     model_folder = out / "model"
     with atomic_folder(model_folder) as partial:
         save_model(partial, model, settings.objective)
         data.tokenizer.save(partial)
     plot_loss(out, data.ln_vocab, data.corpus.unigram_entropy)
-    return _summary(settings, data, state, evaluation, machine.matmul_flops, model_folder) | {
+    return _summary(settings, data, state, machine.matmul_flops, model_folder) | {
         "precision": machine.precision,
         "resumed_from_step": None if checkpoint is None else checkpoint.step,
         "resume_seconds": None if checkpoint is None else round(begun - model_built, 3),
@@ -263,7 +270,8 @@ def _log_metrics(state: RunState, learning_rate: float, limit: float, paired: bo
     }
 
 
-def _log_evaluation(log: MetricsLog, line: ProgressLine, state: RunState, evaluation: Evaluation | None) -> None:
+def _log_evaluation(log: MetricsLog, line: ProgressLine, state: RunState) -> None:
+    evaluation = state.evaluation
     if evaluation is None:
         return
     log.write(state.step, evaluation.as_metrics() | {"seconds": state.seconds})
@@ -283,7 +291,6 @@ def _summary(
     settings: PretrainSettings,
     data: TrainingData,
     state: RunState,
-    evaluation: Evaluation | None,
     limit: float,
     model_folder: Path,
 ) -> dict[str, Any]:
@@ -296,7 +303,7 @@ def _summary(
         "tokens": state.counts.tokens,
         "epochs": state.position.fraction,
         "train_loss": state.train_loss,
-        **(evaluation.as_metrics() if evaluation else no_evaluation),
+        **(state.evaluation.as_metrics() if state.evaluation else no_evaluation),
         "unigram_entropy": data.corpus.unigram_entropy,
         "ln_vocab": data.ln_vocab,
         "tokens_per_second": state.counts.tokens / state.step_seconds if state.step_seconds else None,

@@ -115,12 +115,19 @@ class PretrainSettings:
     warmup: float = field(
         default=0.01, metadata={"help": "steps of learning-rate warm-up, or a share of the run", "flag": "--warmup"}
     )
-    dropout: float = field(default=0.1, metadata={"help": "dropout on hidden states and attention probabilities"})
+    dropout: float = field(
+        default=0.1, metadata={"help": "on hidden states and attention probabilities", "flag": "--dropout"}
+    )
     output_bias: Literal["zero", "unigram"] = field(
         default="zero",
-        metadata={"help": "where the MLM head's bias starts: zero as published, or the corpus's word frequencies"},
+        metadata={
+            "help": "where the MLM head's bias starts: zero as published, or the corpus's word frequencies",
+            "flag": "--output-bias",
+        },
     )
-    clip_norm: float = field(default=1.0, metadata={"help": "gradients are scaled down to this norm"})
+    clip_norm: float = field(
+        default=1.0, metadata={"help": "longest gradient; a longer one is scaled down", "flag": "--clip-norm"}
+    )
     seed: int = field(
         default=0, metadata={"help": "decides weights, pairs, masks, order and dropout", "flag": "--seed"}
     )

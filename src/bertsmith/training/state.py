@@ -4,13 +4,20 @@ It is small and goes into a checkpoint's state.json as it is, so that a resumed 
 interval, of an epoch and of a budget, and counts on.
 """
 
+import contextlib
+import fcntl
 import math
 import signal
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 from bertsmith.corpus.batches import BatchCounts, StreamPosition
+from bertsmith.errors import UserError
+from bertsmith.storage import disk_errors
+from bertsmith.training.evaluation import Evaluation
 
 # so many bad steps in a row are no accident
 MOST_BAD_STEPS = 10
@@ -63,6 +70,8 @@ class RunState:
     window: LogWindow = field(default_factory=LogWindow)
     divergence: Divergence = field(default_factory=Divergence)
     train_loss: float | None = None
+    evaluated_step: int = -1
+    evaluation: Evaluation | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For state.json."""
@@ -84,8 +93,31 @@ class RunState:
                 "counts": BatchCounts(**values["counts"]),
                 "window": LogWindow(**values["window"]),
                 "divergence": Divergence(**divergence),
+                "evaluation": None if values["evaluation"] is None else Evaluation(**values["evaluation"]),
             }
         )
+
+
+@contextlib.contextmanager
+def locked_run(out: Path) -> Iterator[None]:
+    """Hold the run folder for this process: two writers would remove each other's half-written files.
+
+    Raises UserError when another process holds it. The lock goes with the process, however it ends.
+    """
+    with disk_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+        lock = (out / ".lock").open("wb")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise UserError(
+            f"{out}: another process is training in this run folder; wait for it or choose another --out"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.close()
 
 
 class Interrupts:

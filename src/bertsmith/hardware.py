@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 
 from bertsmith.errors import UserError, one_of
-from bertsmith.model.config import BertConfig
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -108,17 +107,3 @@ def keep_freed_memory() -> None:
     mallopt(mmap_threshold, 32 << 20)
     mallopt(trim_threshold, (1 << 31) - 1)
     mallopt(mmap_max, 0)
-
-
-def useful_flops(config: BertConfig, tokens: int, squared_lengths: int, masked: int, sequences: int) -> float:
-    """Arithmetic a training step cannot do without: matrix products forward, twice as much backward.
-
-    Encoder layers over `tokens` real tokens, attention over each sequence (`squared_lengths` = Σ length²), the MLM head
-    on `masked` positions, pooler and NSP head on `sequences` (0: not trained). Multiply and add count as two.
-    """
-    hidden, layers = config.hidden_size, config.num_hidden_layers
-    encoder = layers * tokens * 2 * (4 * hidden * hidden + 2 * hidden * config.intermediate_size)
-    attention = layers * squared_lengths * 4 * hidden
-    head = masked * 2 * hidden * (hidden + config.vocab_size)
-    pooler = sequences * 2 * hidden * (hidden + 2)
-    return 3.0 * (encoder + attention + head + pooler)

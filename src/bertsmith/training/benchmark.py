@@ -1,0 +1,96 @@
+"""How fast this machine takes a real pre-training step, as tokens a second and as a share of its measured limit.
+
+Synthetic full-length rows through the loop's own parts: forward with dropout, backward, clipping, optimizer.
+"""
+
+import statistics
+import time
+from typing import Any
+
+import torch
+
+from bertsmith.errors import UserError
+from bertsmith.hardware import prepare_machine
+from bertsmith.model.bert import BertForPreTraining
+from bertsmith.model.config import BertConfig, useful_flops
+from bertsmith.model.dropout import DropoutMasks
+from bertsmith.training.optimizer import OptimizerSettings, PretrainingOptimizer, clip_gradients
+
+VOCAB_SIZE = 30522
+
+
+def synthetic_batch(batch: int, length: int, device: torch.device, seed: int = 0) -> dict[str, torch.Tensor]:
+    """`batch` rows of `length` random tokens, 15 % of them masked, as the model's keyword arguments."""
+    source = torch.Generator().manual_seed(seed)
+    total = batch * length
+    masked = torch.randperm(total, generator=source)[: max(1, round(0.15 * total))].sort().values
+    tensors = {
+        "token_ids": torch.randint(5, VOCAB_SIZE, (total,), generator=source),
+        "segment_ids": (torch.arange(length) >= length // 2).long().repeat(batch),
+        "position_ids": torch.arange(length).repeat(batch),
+        "sequence_starts": torch.arange(0, total + 1, length),
+        "masked_positions": masked,
+        "masked_labels": torch.randint(5, VOCAB_SIZE, masked.shape, generator=source),
+        "next_sentence_labels": torch.randint(0, 2, (batch,), generator=source),
+    }
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
+class StepTimer:
+    """A model and an optimizer that take steps on one synthetic batch; `take()` times one."""
+
+    def __init__(self, size: str, batch: int, length: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.config = BertConfig.of_size(size, VOCAB_SIZE)
+        if length > self.config.max_position_embeddings or length < 2 or batch < 1:
+            raise UserError(
+                f"--batch {batch} --length {length}: at least one row, of 2 to "
+                f"{self.config.max_position_embeddings} tokens, is needed"
+            )
+        self.model = BertForPreTraining(self.config).initialize(0).to(device)
+        self.model.bert.compute_dtype = dtype
+        self.optimizer = PretrainingOptimizer(self.model.named_parameters(), OptimizerSettings())
+        self.batch, self.device, self.steps = synthetic_batch(batch, length, device), device, 0
+        masked = len(self.batch["masked_labels"])
+        self.scales = {"mlm_scale": 1 / masked, "nsp_scale": 1 / batch}
+        self.tokens = batch * length
+        self.flops = useful_flops(self.config, self.tokens, batch * length**2, masked, batch)
+
+    def take(self) -> float:
+        """Seconds of one step: forward (dropout on), backward, clipping, update."""
+        begun = time.perf_counter()
+        loss = self.model(**self.batch, **self.scales, masks=DropoutMasks((0, self.steps)))
+        loss.total.backward()
+        clip_gradients(self.model.parameters(), 1.0)
+        self.optimizer.step(1.0)
+        self.optimizer.zero_grad()
+        self.steps += 1
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter() - begun
+
+
+def benchmark_pretraining(
+    size: str, batch: int, length: int, steps: int = 10, device: str = "auto", precision: str = "auto"
+) -> dict[str, Any]:
+    """The median of `steps` timed steps after two that warm up: the JSON summary of `bertsmith bench pretrain`."""
+    if steps < 1:
+        raise UserError(f"--steps {steps}: at least one is needed")
+    machine = prepare_machine(device, precision)
+    timer = StepTimer(size, batch, length, machine.device, machine.dtype)
+    for _ in range(2):
+        timer.take()
+    seconds = statistics.median(timer.take() for _ in range(steps))
+    return {
+        "model": size,
+        "batch": batch,
+        "length": length,
+        "device": machine.device.type,
+        "precision": machine.precision,
+        "threads": torch.get_num_threads(),
+        "steps": steps,
+        "seconds_per_step": seconds,
+        "tokens_per_second": timer.tokens / seconds,
+        "gflops": timer.flops / seconds / 1e9,
+        "matmul_gflops": machine.matmul_flops / 1e9,
+        "utilization": timer.flops / seconds / machine.matmul_flops,
+    }
