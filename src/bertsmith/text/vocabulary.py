@@ -96,16 +96,20 @@ def choose_alphabet(characters: CharacterCounts, room: int, limit: int | None = 
     for 99 % in any case.
     """
     ordered = characters.by_frequency()
-    entries = np.cumsum(1 + (characters.continuing[ordered] > 0))
-    fitting = int(np.searchsorted(entries, room, side="right"))
+    fitting = _fitting(characters, ordered, room)
     if limit is not None:
         return ordered[: min(limit, fitting)]
     total = characters.starting[ordered] + characters.continuing[ordered]
     covered = np.cumsum(total) / max(int(total.sum()), 1)
     usual = max(_USUAL_ALPHABET, int(np.searchsorted(covered, _COVERAGE)) + 1)
-    half = int(np.searchsorted(entries, room // 2, side="right"))
     needed = int(np.searchsorted(covered, _NEEDED_COVERAGE)) + 1
-    return ordered[: min(fitting, max(needed, min(usual, half)))]
+    return ordered[: min(fitting, max(needed, min(usual, _fitting(characters, ordered, room // 2))))]
+
+
+def _fitting(characters: CharacterCounts, ordered: np.ndarray, entries: int) -> int:
+    """How many of the characters `ordered` find place in `entries`."""
+    taken = np.cumsum(1 + (characters.continuing[ordered] > 0))
+    return int(np.searchsorted(taken, entries, side="right"))
 
 
 def select_words(words: list[str], counts: np.ndarray, characters: int) -> tuple[list[str], np.ndarray]:
@@ -137,8 +141,7 @@ def train_vocabulary(
     """Learn a vocabulary of at most `size` tokens from word counts (`WordCounts.groups()`).
 
     The five special tokens have ids 0–4; then the alphabet by code point; then pieces, the most frequent merge first.
-    A pair that occurs less than `min_frequency` times is not merged. If pieces run out before `size` is reached, the
-    most frequent characters that were dropped take what is left. `on_entries` is told how many entries are new.
+    A pair that occurs less than `min_frequency` times is not merged. `on_entries` is told how many entries are new.
     """
     characters = CharacterCounts()
     words: list[str] = []
@@ -158,43 +161,44 @@ def train_vocabulary(
     words, counts = select_words(words, counts, training_characters)
 
     room = size - len(SPECIAL_TOKENS)
-    chosen = np.sort(choose_alphabet(characters, room, alphabet_limit))
-    continuing = chosen[characters.continuing[chosen] > 0]
-    alphabet = [chr(code) for code in chosen] + [CONTINUATION + chr(code) for code in continuing]
-    index, learned_from = _index_words(words, counts, chosen, continuing)
-    del words, counts
-    on_entries(len(SPECIAL_TOKENS) + len(alphabet))
-    pieces = learn_pieces(alphabet, index, room - len(alphabet), min_frequency, on_piece=lambda: on_entries(1))
+    ordered = characters.by_frequency()
+    chosen = choose_alphabet(characters, room, alphabet_limit)
+    on_entries(len(SPECIAL_TOKENS))
+    while True:
+        alphabet, index, learned_from = _spell_words(words, counts, characters, np.sort(chosen))
+        on_entries(len(alphabet))
+        pieces = learn_pieces(alphabet, index, room - len(alphabet), min_frequency, on_piece=lambda: on_entries(1))
+        learned = len(alphabet) + len(pieces)
+        more = _fitting(characters, ordered, len(alphabet) + room - learned)
+        if alphabet_limit is not None or more <= len(chosen):
+            break
+        # Pieces ran out early (a small corpus, or one of ideographs): what is left goes to characters, whose words
+        # then count too. Each round takes in more of them, so this ends.
+        chosen = ordered[:more]
+        on_entries(-learned)
     tokens = [*SPECIAL_TOKENS, *alphabet, *pieces]
-
-    kept = set(chosen.tolist())
-    dropped = [code for code in characters.by_frequency().tolist() if code not in kept]
-    left_over = list(_character_tokens(dropped, characters))[: size - len(tokens)]
-    tokens += left_over
-    dropped = [code for code in dropped if chr(code) not in set(left_over)]
+    dropped = ordered[len(chosen) :]
+    if alphabet_limit is None and len(tokens) < size and len(dropped):
+        tokens.append(chr(dropped[0]))  # one entry left, but this character also continues words: half of it
+        dropped = dropped[1:]
     total = characters.starting + characters.continuing
     return Training(
         tokens,
         unique_words,
         words=occurrences,
         words_not_learned_from=occurrences - learned_from,
-        characters=int((total > 0).sum()),
+        characters=len(ordered),
         characters_dropped=len(dropped),
         dropped_share=float(total[dropped].sum() / max(int(total.sum()), 1)),
     )
 
 
-def _character_tokens(codes: Iterable[int], characters: CharacterCounts) -> Iterator[str]:
-    for code in codes:
-        yield chr(code)
-        if characters.continuing[code]:
-            yield CONTINUATION + chr(code)
-
-
-def _index_words(
-    words: list[str], counts: np.ndarray, chosen: np.ndarray, continuing: np.ndarray
-) -> tuple[PairIndex, int]:
-    """The words spelled in the alphabet (`chosen`, then ## `continuing`), and how many occurrences that covers."""
+def _spell_words(
+    words: list[str], counts: np.ndarray, characters: CharacterCounts, chosen: np.ndarray
+) -> tuple[list[str], PairIndex, int]:
+    """The alphabet of the `chosen` code points, the words spelled in it, and how many occurrences that covers."""
+    continuing = chosen[characters.continuing[chosen] > 0]
+    alphabet = [chr(code) for code in chosen] + [CONTINUATION + chr(code) for code in continuing]
     starting_symbol = np.full(_CODE_POINTS, -1, np.int32)
     starting_symbol[chosen] = np.arange(len(chosen))
     continuing_symbol = np.full(_CODE_POINTS, -1, np.int32)
@@ -208,7 +212,7 @@ def _index_words(
     learned_from = int(counts[usable].sum())
     usable &= lengths > 1
     symbols = symbols[np.repeat(usable, lengths)]
-    return PairIndex(symbols, lengths[usable], counts[usable]), learned_from
+    return alphabet, PairIndex(symbols, lengths[usable], counts[usable]), learned_from
 
 
 # -- from files to a folder --------------------------------------------------------------------------------------------

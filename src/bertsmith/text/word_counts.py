@@ -71,11 +71,9 @@ def cut_text(text: str, splitter: WordSplitter, size: int) -> Iterator[tuple[str
     start = 0
     while len(text) - start > size:
         end = splitter.last_boundary(text, start, start + size)
-        if end > start:
-            yield text[start:end], 0
-        else:
+        if end == start:
             end = splitter.next_boundary(text, start + size)
-            yield "", end - start
+        yield (text[start:end], 0) if end - start <= size else ("", end - start)
         start = end
     if start < len(text):
         yield text[start:], 0
