@@ -197,16 +197,19 @@ class TextFile:
     ) -> None:
         self.path, self.options, self.report = path, options, report
         self.source = Source(path, on_bytes)
-        self.compression = detect_compression(self.source.peek(16))
-        self.bytes = decompressed_blocks(self.source)
-        self.head = b""
-        while len(self.head) < HEAD and (block := next(self.bytes, b"")):
-            self.head += block
+        try:
+            self.compression = detect_compression(self.source.peek(16))
+            self.bytes = decompressed_blocks(self.source)
+            self.head = b""
+            while len(self.head) < HEAD and (block := next(self.bytes, b"")):
+                self.head += block
+        except BaseException:
+            self.close()
+            raise
         mark, marked = split_byte_order_mark(self.head)
         self.mark = len(mark)
         self.encoding = marked or options.encoding
-        text = self.decoder(ReadReport(), on_invalid="replace").decode(self.head[self.mark : HEAD])
-        self.head_text = text
+        self.head_text = self.decoder(ReadReport(), on_invalid="replace").decode(self.head[self.mark : HEAD])
         self.is_parquet = self.head.startswith(PARQUET) and self.head[4:5] < b" "
 
     def decoder(self, report: ReadReport, on_invalid: str) -> Decoder:
