@@ -142,8 +142,8 @@ def test_wrapped_words_are_joined_as_they_were() -> None:
     ]
     assert unwrap_lines(lines) == [
         "She walked with the greatest care along the high and well-known path, and saw there what she had hoped to "
-        "see: houses--and then a dash — with spaces, and at last a long, long word — which is what a soft hyphen is for, "
-        "as in the word hyphen\xadation, and that was all there was to say about it, she said."
+        "see: houses--and then a dash — with spaces, and at last a long, long word — which is what a soft hyphen is "
+        "for, as in the word hyphen\xadation, and that was all there was to say about it, she said."
     ]
     wide = "一二三四五六七八九十" * 3
     chinese = [wide[:20], wide[3:23], wide[1:21], wide[2:22], wide[5:25], wide[4:24], wide[:7]]
