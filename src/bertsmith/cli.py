@@ -88,8 +88,8 @@ def add_pretrain(parser: argparse.ArgumentParser) -> None:
     from bertsmith.training.settings import PretrainSettings
 
     parser.add_argument("--out", required=True, metavar="RUN", help="run folder; an existing run is resumed")
-    recipes = "; ".join(f"{name}: {line}" for name, line in list_recipes().items())
-    parser.add_argument("--recipe", metavar="NAME|FILE", help=f"default laptop, or RUN/config.toml. {recipes}".replace("%", "%%"))
+    recipes = "; ".join(f"{name}: {line}" for name, line in list_recipes().items()).replace("%", "%%")
+    parser.add_argument("--recipe", metavar="NAME|FILE", help=f"default laptop, or RUN/config.toml. {recipes}")
     for setting in list_settings(PretrainSettings):
         if "." not in setting.flag:
             parser.add_argument(setting.flag, dest=f"setting:{setting.key}", help=argparse.SUPPRESS)

@@ -168,6 +168,8 @@ def input_size(paths: Sequence[str]) -> int:
                 total += system.size(inner) or 0
             else:
                 total += os.path.getsize(path)
-        except OSError as error:
+        except Exception as error:
+            if isinstance(error, UserError) or not (isinstance(error, OSError) or is_url(path)):
+                raise
             raise UserError(f"{path}: no such file, or it cannot be read: {error}") from error
     return total

@@ -54,6 +54,11 @@ def open_bytes(path: str) -> BinaryIO:
         raise UserError(f"{path}: a folder where a file was expected") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except Exception as error:
+        if not is_url(path) or isinstance(error, UserError):
+            raise
+        # remote file systems raise their own libraries' kinds
+        raise UserError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
 
 
 class Source:
@@ -74,8 +79,10 @@ class Source:
             return data
         try:
             data = self.file.read(size) or b""
-        except OSError as error:
-            raise UserError(f"{self.path}: reading failed: {error.strerror or error}") from error
+        except Exception as error:
+            if not isinstance(error, OSError) and not is_url(self.path):
+                raise
+            raise UserError(f"{self.path}: reading failed: {getattr(error, 'strerror', None) or error}") from error
         self.taken += len(data)
         if data and self.on_bytes:
             self.on_bytes(len(data))
