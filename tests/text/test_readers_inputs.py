@@ -137,3 +137,34 @@ def test_urls_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert read_texts(f"file://{path}") == ["three"]
     with pytest.raises(UserError, match=r"klingon://x: cannot be opened"):
         expand_inputs(["klingon://x"])
+
+
+def test_a_remote_file_systems_own_errors_are_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+    class RemoteError(Exception):
+        pass
+
+    class Broken:
+        def read(self, size: int) -> bytes:
+            raise RemoteError("the token expired")
+
+        def close(self) -> None:
+            pass
+
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/broken/x.txt", b"x")
+    monkeypatch.setattr(type(memory), "open", lambda *args, **kwargs: Broken())
+    with pytest.raises(UserError, match=r"memory://broken/x\.txt: reading failed: the token expired"):
+        read_texts("memory://broken/x.txt")
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise RemoteError("denied")
+
+    monkeypatch.setattr(type(memory), "open", refuse)
+    with pytest.raises(UserError, match=r"memory://broken/x\.txt: cannot be read: RemoteError: denied"):
+        read_texts("memory://broken/x.txt")
+    monkeypatch.setattr(type(memory), "size", refuse)
+    monkeypatch.setattr(type(memory), "isfile", refuse)
+    with pytest.raises(UserError, match="denied"):
+        input_size(["memory://broken/x.txt"])
+    with pytest.raises(UserError, match="cannot be listed: RemoteError: denied"):
+        expand_inputs(["memory://broken/x.txt"])
