@@ -18,7 +18,7 @@ import numpy as np
 
 from bertsmith.errors import UserError
 from bertsmith.progress import Progress, say
-from bertsmith.storage import PARTIAL, atomic_folder, disk_errors
+from bertsmith.storage import PARTIAL, atomic_folder
 from bertsmith.text.merges import PairIndex, learn_pieces
 from bertsmith.text.readers import ReadOptions, ReadReport, expand_inputs, input_size, read_documents
 from bertsmith.text.tokenizer import CONTINUATION, BertTokenizer
@@ -249,7 +249,7 @@ def build_vocabulary(
     paths = expand_inputs(inputs, report)
 
     spill = out.parent / f".{out.name}{PARTIAL}words"
-    with disk_errors(out), WorkerPool(available_cores() if workers is None else workers) as pool:
+    with WorkerPool(available_cores() if workers is None else workers) as pool:
         shutil.rmtree(spill, ignore_errors=True)
         try:
             words = WordCounts(spill)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bertsmith.storage import disk_errors
 from bertsmith.text.words import Normalization, WordSplitter, split_at_blanks
 
 CHUNK_CHARACTERS = 4_000_000
@@ -116,16 +117,17 @@ class WordCounts:
 
     def _spill(self) -> None:
         self._spilled = True
-        self.folder.mkdir(parents=True, exist_ok=True)
         parts: list[list[str]] = [[] for _ in range(_PARTITIONS)]
         for word in self._counts:
             parts[zlib.crc32(word.encode("utf-8")) % _PARTITIONS].append(word)
-        for partition, words in enumerate(parts):
-            counts = np.fromiter(map(self._counts.__getitem__, words), np.int64, len(words))
-            with (self.folder / f"{partition}.counts").open("ab") as file:
-                file.write(counts.tobytes())
-            with (self.folder / f"{partition}.words").open("ab") as file:
-                file.write("".join(word + "\n" for word in words).encode("utf-8"))
+        with disk_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for partition, words in enumerate(parts):
+                counts = np.fromiter(map(self._counts.__getitem__, words), np.int64, len(words))
+                with (self.folder / f"{partition}.counts").open("ab") as file:
+                    file.write(counts.tobytes())
+                with (self.folder / f"{partition}.words").open("ab") as file:
+                    file.write("".join(word + "\n" for word in words).encode("utf-8"))
         self._counts = {}
 
 
