@@ -252,6 +252,15 @@ def test_rare_characters_do_not_crowd_out_pieces() -> None:
     assert generous.characters_dropped < 1_010  # 1,000 characters at least, pieces, and the room that is left
 
 
+def test_frequent_letters_are_kept_even_if_little_room_is_left() -> None:
+    """26 letters in two forms each take 52 of 55 entries: without them every word would be [UNK]."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    counts = {first + second: 10 + index for index, first in enumerate(letters) for second in letters}
+    training = train_vocabulary([counts], 60)
+    assert (training.characters_dropped, training.words_not_learned_from) == (0, 0)
+    assert training.tokens[57:] == ["za", "zb", "zc"]
+
+
 def test_words_with_a_dropped_character_do_not_vote() -> None:
     training = train_vocabulary([{"xq": 50, "xyz": 40, "yz": 30, "y": 500}], 12, alphabet_limit=3)
     assert "xq" not in training.tokens
@@ -268,7 +277,7 @@ def test_the_alphabet_limit_is_kept() -> None:
 
 
 def test_characters_take_the_room_that_pieces_leave_and_their_words_count_too() -> None:
-    common = {"ab": 10_000}
+    common = {"ab": 100_000}
     rare = {f"{chr(0x3B1 + index)}{chr(0x431 + index)}": 3 for index in range(20)}
     # At first 27 of 55 entries are for the alphabet: a, b, ##b, 20 Greek and 2 Cyrillic letters; 3 pieces follow. The
     # room that is left takes 12 more Cyrillic letters, and what then is left takes 4 pieces.

@@ -37,7 +37,9 @@ _COVERAGE = 0.9999  # of all characters read; the alphabet need not be larger �
 _USUAL_ALPHABET = (
     1_000  # … but has this many characters, if there are as many and they leave half the entries to pieces
 )
-_NEEDED_COVERAGE = 0.99  # and has what this takes even if little is left to pieces: a missing letter ruins whole words
+# … and has what these take even if little is left to pieces: a missing letter ruins whole words
+_NEEDED_COVERAGE = 0.99
+_NEEDED_SHARE = 1e-4  # a character's share of the text
 _CODE_POINTS = 0x110000
 
 
@@ -92,17 +94,18 @@ def choose_alphabet(characters: CharacterCounts, room: int, limit: int | None = 
     """Code points that get entries, the most frequent first, where `room` entries are to be had in all.
 
     A character needs one entry, and one more if it ever continues a word. Unless `limit` says how many characters:
-    enough for 99.99 % of the text and at least 1,000, as long as half of `room` is left to longer pieces; and enough
-    for 99 % in any case.
+    enough for 99.99 % of the text and at least 1,000, as long as half of `room` is left to longer pieces; and in any
+    case enough for 99 %, and all that are more than one in 10,000.
     """
     ordered = characters.by_frequency()
     fitting = _fitting(characters, ordered, room)
     if limit is not None:
         return ordered[: min(limit, fitting)]
     total = characters.starting[ordered] + characters.continuing[ordered]
-    covered = np.cumsum(total) / max(int(total.sum()), 1)
+    share = total / max(int(total.sum()), 1)
+    covered = np.cumsum(share)
     usual = max(_USUAL_ALPHABET, int(np.searchsorted(covered, _COVERAGE)) + 1)
-    needed = int(np.searchsorted(covered, _NEEDED_COVERAGE)) + 1
+    needed = max(int(np.searchsorted(covered, _NEEDED_COVERAGE)) + 1, int((share > _NEEDED_SHARE).sum()))
     return ordered[: min(fitting, max(needed, min(usual, _fitting(characters, ordered, room // 2))))]
 
 
