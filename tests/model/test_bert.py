@@ -184,7 +184,7 @@ def test_dropout_leaves_the_expectation_of_the_loss_about_right_and_differs_by_s
         1 / 5,
         0.5,
     )
-    losses = [float(model(*arguments, DropoutMasks((1, step))).total) for step in (1, 1, 2)]
+    losses = [model(*arguments, DropoutMasks((1, step))).total.item() for step in (1, 1, 2)]
     assert losses[0] == losses[1] != losses[2]
     assert losses[0] == pytest.approx(model(*arguments).total.item(), rel=0.05)
 

@@ -65,9 +65,13 @@ class BertLayer(nn.Module):
         self.dropout = config.hidden_dropout_prob
         self.attention_dropout = config.attention_probs_dropout_prob
 
-    def forward(self, hidden: Tensor, plan: AttentionPlan, masks: DropoutMasks | None) -> Tensor:
-        """(T, H) → (T, H)."""
+    def forward(
+        self, hidden: Tensor, plan: AttentionPlan, masks: DropoutMasks | None, rows: Tensor | None = None
+    ) -> Tensor:
+        """(T, H) → (T, H), or (R, H) when only the tokens `rows` (R,) are wanted."""
         context = attend(self.qkv(hidden), plan, self.heads, self.attention_dropout, masks)
+        if rows is not None:  # each token attends to all, but what follows is a matter of each token alone
+            context, hidden = context.index_select(0, rows), hidden.index_select(0, rows)
         mixed = drop_and_add(hidden, self.attention_output(context), self.dropout, masks)
         hidden = self.attention_norm(mixed)
         expanded = self.activation(self.intermediate(hidden))  # (T, 4H)
@@ -81,11 +85,13 @@ class BertEncoder(nn.Module):
         super().__init__()
         self.layer = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
 
-    def forward(self, hidden: Tensor, plan: AttentionPlan, masks: DropoutMasks | None) -> list[Tensor]:
-        """→ hidden states of every level, embeddings first: layers + 1 tensors (T, H)."""
+    def forward(
+        self, hidden: Tensor, plan: AttentionPlan, masks: DropoutMasks | None, rows: Tensor | None = None
+    ) -> list[Tensor]:
+        """→ hidden states of every level, embeddings first: layers + 1 tensors (T, H); the last (R, H) with `rows`."""
         states = [hidden]
-        for layer in self.layer:
-            states.append(layer(states[-1], plan, masks))
+        for number, layer in enumerate(self.layer, 1):
+            states.append(layer(states[-1], plan, masks, rows if number == len(self.layer) else None))
         return states
 
 
@@ -96,9 +102,9 @@ class BertPooler(nn.Module):
         super().__init__()
         self.dense = Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, hidden: Tensor, sequence_starts: Tensor) -> Tensor:
-        """(T, H) → (N, H)."""
-        return torch.tanh(self.dense(hidden.index_select(0, sequence_starts[:-1])))
+    def forward(self, cls_hidden: Tensor) -> Tensor:
+        """Last hidden states of the [CLS] tokens (N, H) → (N, H)."""
+        return torch.tanh(self.dense(cls_hidden))
 
 
 class BertModel(nn.Module):
@@ -120,10 +126,15 @@ class BertModel(nn.Module):
         sequence_starts: Tensor,
         masks: DropoutMasks | None = None,
         tied: TiedGradient | None = None,
+        rows: Tensor | None = None,
     ) -> list[Tensor]:
-        """Packed ids, each (T,), and `sequence_starts` (N+1,) → hidden states of every level, each (T, H)."""
+        """Packed ids, each (T,), and `sequence_starts` (N+1,) → hidden states of every level, each (T, H).
+
+        `rows` (R,): the tokens wanted of the last level, which then is (R, H) in that order; the last layer's output
+        product and feed-forward, two thirds of its arithmetic and more, are then computed for these alone.
+        """
         hidden = self.embeddings(token_ids, segment_ids, position_ids, self.compute_dtype, masks, tied)
-        return self.encoder(hidden, plan_attention(sequence_starts), masks)
+        return self.encoder(hidden, plan_attention(sequence_starts), masks, rows)
 
     def forward(
         self,
@@ -133,9 +144,10 @@ class BertModel(nn.Module):
         sequence_starts: Tensor,
         masks: DropoutMasks | None = None,
         tied: TiedGradient | None = None,
+        rows: Tensor | None = None,
     ) -> Tensor:
-        """→ last hidden states (T, H)."""
-        return self.hidden_states(token_ids, segment_ids, position_ids, sequence_starts, masks, tied)[-1]
+        """→ last hidden states, (T, H), or (R, H) of the tokens `rows`."""
+        return self.hidden_states(token_ids, segment_ids, position_ids, sequence_starts, masks, tied, rows)[-1]
 
 
 @dataclass
@@ -205,26 +217,41 @@ class BertForPreTraining(nn.Module):
     ) -> PretrainingLoss:
         """Loss = mlm_scale · Σ MLM + nsp_scale · Σ NSP; a scale is 1 / targets of the whole optimizer step."""
         tied = TiedGradient()
-        hidden = self.bert(token_ids, segment_ids, position_ids, sequence_starts, masks, tied)
-        transformed = self.mlm_head(hidden.index_select(0, masked_positions))  # (M, H)
+        paired = self.next_sentence and next_sentence_labels is not None
+        packed = (token_ids, segment_ids, position_ids, sequence_starts)
+        masked, cls = self._wanted_hidden(packed, masked_positions, paired, masks, tied)
+        transformed = self.mlm_head(masked)  # (M, H)
         mlm = linear_cross_entropy(
             transformed, self.bert.embeddings.word, self.mlm_head.bias, masked_labels, mlm_scale, tied
         )
-        if not self.next_sentence or next_sentence_labels is None:
+        if cls is None or next_sentence_labels is None:
             return PretrainingLoss(mlm, mlm.detach(), None)
-        logits = self.nsp_head(self.bert.pooler(hidden, sequence_starts)).float()  # (N, 2)
+        logits = self.nsp_head(self.bert.pooler(cls)).float()  # (N, 2)
         nsp = F.cross_entropy(logits, next_sentence_labels, reduction="sum") * nsp_scale
         return PretrainingLoss(mlm + nsp, mlm.detach(), nsp.detach())
+
+    def _wanted_hidden(
+        self,
+        packed: tuple[Tensor, Tensor, Tensor, Tensor],
+        masked_positions: Tensor,
+        paired: bool,
+        masks: DropoutMasks | None = None,
+        tied: TiedGradient | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Last hidden states where a head looks: at the masked positions (M, H) and, if `paired`, of [CLS] (N, H)."""
+        rows = torch.cat([masked_positions, packed[3][:-1]]) if paired else masked_positions
+        hidden = self.bert(*packed, masks, tied, rows)
+        return hidden[: len(masked_positions)], hidden[len(masked_positions) :] if paired else None
 
     @torch.no_grad()
     def logits(
         self, token_ids: Tensor, segment_ids: Tensor, position_ids: Tensor, sequence_starts: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
         """MLM logits at `positions` (M, V) and NSP logits (N, 2), float32, no dropout."""
-        hidden = self.bert(token_ids, segment_ids, position_ids, sequence_starts)
-        transformed = self.mlm_head(hidden.index_select(0, positions)).float()
-        mlm = F.linear(transformed, self.bert.embeddings.word, self.mlm_head.bias)
-        return mlm, self.nsp_head(self.bert.pooler(hidden, sequence_starts)).float()
+        masked, cls = self._wanted_hidden((token_ids, segment_ids, position_ids, sequence_starts), positions, True)
+        assert cls is not None
+        mlm = F.linear(self.mlm_head(masked).float(), self.bert.embeddings.word, self.mlm_head.bias)
+        return mlm, self.nsp_head(self.bert.pooler(cls)).float()
 
     @torch.no_grad()
     def evaluate(
@@ -238,14 +265,16 @@ class BertForPreTraining(nn.Module):
         next_sentence_labels: Tensor | None,
     ) -> PretrainingCounts:
         """Summed losses and right answers of one batch, no dropout, float32 logits."""
-        hidden = self.bert(token_ids, segment_ids, position_ids, sequence_starts)
-        transformed = self.mlm_head(hidden.index_select(0, masked_positions))
+        paired = self.next_sentence and next_sentence_labels is not None
+        packed = (token_ids, segment_ids, position_ids, sequence_starts)
+        masked, cls = self._wanted_hidden(packed, masked_positions, paired)
+        transformed = self.mlm_head(masked)
         counts = PretrainingCounts(0.0, 0, int(masked_labels.numel()), 0.0, 0, 0)
         for rows, logits in logits_in_parts(transformed, self.bert.embeddings.word, self.mlm_head.bias):
             counts.mlm_loss += F.cross_entropy(logits, masked_labels[rows], reduction="sum").item()
             counts.mlm_correct += int((logits.argmax(1) == masked_labels[rows]).sum())
-        if self.next_sentence and next_sentence_labels is not None:
-            logits = self.nsp_head(self.bert.pooler(hidden, sequence_starts)).float()
+        if cls is not None and next_sentence_labels is not None:
+            logits = self.nsp_head(self.bert.pooler(cls)).float()
             counts.nsp_loss = F.cross_entropy(logits, next_sentence_labels, reduction="sum").item()
             counts.nsp_correct = int((logits.argmax(1) == next_sentence_labels).sum())
             counts.nsp_targets = int(next_sentence_labels.numel())

@@ -96,11 +96,16 @@ class BertConfig:
 def useful_flops(config: BertConfig, tokens: int, squared_lengths: int, masked: int, sequences: int) -> float:
     """Arithmetic a training step cannot do without: matrix products forward, twice as much backward.
 
-    Encoder layers over `tokens` real tokens, attention over each sequence (`squared_lengths` = Σ length²), the MLM head
-    on `masked` positions, pooler and NSP head on `sequences` (0: not trained). Multiply and add count as two.
+    Encoder layers over `tokens` real tokens (the last one's output product and feed-forward only where a head looks),
+    attention over each sequence (`squared_lengths` = Σ length²), the MLM head on `masked` positions, pooler and NSP
+    head on `sequences` (0: not trained). Multiply and add count as two.
     """
     hidden, layers = config.hidden_size, config.num_hidden_layers
-    encoder = layers * tokens * 2 * (4 * hidden * hidden + 2 * hidden * config.intermediate_size)
+    every_token = layers * 3 * hidden * hidden + (layers - 1) * (
+        hidden * hidden + 2 * hidden * config.intermediate_size
+    )
+    last_rows = hidden * hidden + 2 * hidden * config.intermediate_size
+    encoder = 2 * (tokens * every_token + (masked + sequences) * last_rows)
     attention = layers * squared_lengths * 4 * hidden
     head = masked * 2 * hidden * (hidden + config.vocab_size)
     pooler = sequences * 2 * hidden * (hidden + 2)
