@@ -120,12 +120,17 @@ def test_a_byte_order_mark_wins_and_is_dropped(tmp_path: Path, mark: bytes, code
         ("utf-16-le", "Universal Declaration\n" * 40),
         ("utf-16-be", "Всеобщая\n" * 40),
         ("utf-7", "déjà vu\n" * 40),
+        ("utf-16", "ohne Marke\n" * 40),
+        ("utf-32", "ohne Marke, 中\n" * 40),
     ],
 )
 def test_another_encoding_by_option(tmp_path: Path, codec: str, text: str) -> None:
     path = write(tmp_path / "x", text.encode(codec))
     documents, report = read(path, encoding=codec)
     assert [d.text for d in documents] == [text]
+    if codec in ("utf-16", "utf-32"):  # also without the mark Python writes
+        for order in ("-le", "-be")[: 2 if codec == "utf-16" else 1]:
+            assert read_texts(write(path, text.encode(codec + order)), encoding=codec) == [text]
     assert report.invalid_bytes == 0
     # a block border falls in the middle of a character somewhere
     big = text * (1_200_000 // len(text.encode(codec)) + 1)
@@ -308,7 +313,7 @@ def test_bad_options_are_named_all_at_once() -> None:
         ReadOptions(documents="line", encoding="klingon", on_invalid="ignore", text_column="")
     for name in ("--documents", "--encoding", "--on-invalid", "--text-column"):
         assert name in str(caught.value)
-    for codec in ("hex", "rot13", "zip", "base64"):
+    for codec in ("hex", "rot13", "zip", "base64", "idna", "punycode", "unicode_escape", "undefined"):
         with pytest.raises(UserError, match="not a text encoding"):
             ReadOptions(encoding=codec)
 

@@ -55,6 +55,15 @@ def split_byte_order_mark(head: bytes) -> tuple[bytes, str | None]:
     return next(((mark, name) for mark, name in BYTE_ORDER_MARKS if head.startswith(mark)), (b"", None))
 
 
+def find_encoding(head: bytes, encoding: str) -> tuple[int, str]:
+    """(length of the byte-order mark, encoding) of a file: the mark decides, without one what was asked for."""
+    mark, marked = split_byte_order_mark(head)
+    name = codecs.lookup(encoding).name
+    if not marked and name in ("utf-16", "utf-32"):  # Python's codecs of these names insist on a mark
+        encoding = (looks_like_utf16(head) if name == "utf-16" else None) or f"{name}-le"
+    return len(mark), marked or encoding
+
+
 def looks_like_utf16(head: bytes) -> str | None:
     """ "utf-16-le" or "utf-16-be" where every other byte is mostly one value: an alphabet's upper byte."""
     half = len(head) // 2
@@ -68,13 +77,17 @@ def looks_like_utf16(head: bytes) -> str | None:
     return ("utf-16-be" if even_count > odd_count else "utf-16-le") if upper < 0x20 else None
 
 
-def why_binary(head: bytes) -> str | None:
-    """What a file that starts with `head` is if it is clearly no text in any encoding; None otherwise."""
-    for magic, name in NOT_TEXT:
-        if head.startswith(magic):
-            return name
+def known_format(head: bytes) -> str | None:
+    """The name of a file format that is not text, by its first bytes, and what to do."""
     if head[257:262] == b"ustar":
         return "a tar archive; unpack it first"
+    return next((name for magic, name in NOT_TEXT if head.startswith(magic)), None)
+
+
+def why_binary(head: bytes) -> str | None:
+    """What a file that starts with `head` is if it is clearly no text in any encoding; None otherwise."""
+    if name := known_format(head):
+        return name
     if split_byte_order_mark(head)[1] or looks_like_utf16(head):
         return None
     controls = len(head) - len(head.translate(None, CONTROL_BYTES)) - head.count(b"\x1b")  # ESC: ISO 2022, terminals
@@ -85,14 +98,13 @@ def why_binary(head: bytes) -> str | None:
 
 def why_not_text(head: bytes, encoding: str) -> str | None:
     """Why a file that starts with `head` (after decompression) cannot be read in `encoding`; None if it can."""
-    if reason := why_binary(head):
-        return reason
+    if name := known_format(head):
+        return name
     if inner := detect_compression(head):
         return f"compressed twice ({inner} inside); decompress it once"
-    mark, marked = split_byte_order_mark(head)
-    encoding = marked or encoding
+    mark, encoding = find_encoding(head, encoding)
     bad = ReadReport()
-    text = Decoder("", ReadOptions(encoding=encoding), bad).decode(head[len(mark) :], final=len(head) < HEAD)
+    text = Decoder("", ReadOptions(encoding=encoding), bad).decode(head[mark:], final=len(head) < HEAD)
     controls = len(text) - len(text.translate(dict.fromkeys(CONTROL_BYTES)))
     if max(bad.invalid_bytes, controls) > max(FEW, BAD_SHARE * len(head)):
         if utf16 := looks_like_utf16(head):
@@ -206,9 +218,7 @@ class TextFile:
         except BaseException:
             self.close()
             raise
-        mark, marked = split_byte_order_mark(self.head)
-        self.mark = len(mark)
-        self.encoding = marked or options.encoding
+        self.mark, self.encoding = find_encoding(self.head[:HEAD], options.encoding)
         self.head_text = self.decoder(ReadReport(), on_invalid="replace").decode(self.head[self.mark : HEAD])
         self.is_parquet = self.head.startswith(PARQUET) and self.head[4:5] < b" "
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from bertsmith.errors import UserError
 
+NOTATIONS = ("idna", "punycode", "raw-unicode-escape", "unicode-escape")
+"""Python's codecs that write text in another way rather than encode it; no text file is in one."""
 DOCUMENT_LAYOUTS = ("file", "blank-line")
 INVALID_POLICIES = ("replace", "error")
 PLACES = 20
@@ -47,7 +49,7 @@ class ReadOptions:
             problems.append("--text-column: the name is empty")
         try:
             text = codecs.getincrementaldecoder(self.encoding)("strict").decode(b"", True)
-            known = isinstance(text, str)
+            known = isinstance(text, str) and codecs.lookup(self.encoding).name not in NOTATIONS
         except Exception:  # an unknown name, a codec of bytes to bytes, one that needs its own arguments
             known = False
         if not known:
