@@ -430,7 +430,7 @@ def test_text_without_words(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"long\.txt: all 1 words are longer than WordPiece takes .* put some between"):
         build_vocabulary([str(tmp_path / "long.txt")], tmp_path / "out", workers=1)
     (tmp_path / "empty.txt").write_text("\n\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"empty\.txt: no word in 0 documents"):
+    with pytest.raises(UserError, match=r"empty\.txt: no word in 0 documents \(left out: 1 × empty document\)"):
         build_vocabulary([str(tmp_path / "empty.txt")], tmp_path / "out", workers=1)
     assert not (tmp_path / "out").exists()
 
