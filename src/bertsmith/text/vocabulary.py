@@ -313,11 +313,9 @@ def _explain_no_words(inputs: Sequence[str], report: ReadReport, words: WordCoun
             f"{named}: all {words.overlong_words:,} words are longer than WordPiece takes (100 characters); if this "
             "language or data has no blanks, put some between its words first"
         )
-    left_out = ", ".join(f"{count:,} × {reason}" for reason, count in sorted(report.skipped.items()))
-    return (
-        f"{named}: no word in {report.documents:,} documents{f' (left out: {left_out})' if left_out else ''}; nothing to "
-        "learn a vocabulary from"
-    )
+    reasons = ", ".join(f"{count:,} × {reason}" for reason, count in sorted(report.skipped.items()))
+    left_out = f" (left out: {reasons})" if reasons else ""
+    return f"{named}: no word in {report.documents:,} documents{left_out}; nothing to learn a vocabulary from"
 
 
 def _check_options(size: int, min_frequency: int, alphabet_limit: int | None, out: Path) -> None:
