@@ -21,7 +21,7 @@ from bertsmith.errors import UserError
 from bertsmith.progress import Progress, say
 from bertsmith.storage import atomic_folder
 from bertsmith.text.documents import ReadOptions, ReadReport
-from bertsmith.text.readers import expand_inputs, input_size, read_documents
+from bertsmith.text.readers import check_inputs, expand_inputs, input_size, read_documents
 from bertsmith.text.sentences import split_sentences
 from bertsmith.text.tokenizer import BertTokenizer, load_tokenizer
 from bertsmith.workers import WorkerPool, available_cores
@@ -87,7 +87,9 @@ def prepare_corpus(
     if not isinstance(tokenizer, BertTokenizer):
         tokenizer = load_tokenizer(tokenizer)
     split_sentences("", language)  # an unknown language is refused here, before anything is read
-    paths = expand_inputs(inputs)
+    reading, counts = _Reading(), ChunkCounts()
+    paths = expand_inputs(inputs, reading.report)
+    check_inputs(paths, options)
     with WorkerPool(available_cores() if workers is None else workers) as pool, atomic_folder(out) as folder:
         writer = CorpusWriter(folder, tokenizer, shard_tokens)
         folder_name, fingerprint = str(folder / TOKENIZER), tokenizer.fingerprint
@@ -96,7 +98,6 @@ def prepare_corpus(
             return TextChunk(split, texts, continues, folder_name, fingerprint, language)
 
         builder = ChunkBuilder(make_chunk, held_out, chunk_characters, language)
-        reading, counts = _Reading(), ChunkCounts()
         with Progress("preparing", input_size(paths), "MB", scale=1e6) as bar:
             chunks = _read_chunks(paths, options, builder, dedup, reading, bar.advance)
             for split, ids, lost in pool.map_in_order(tokenize_chunk, chunks):
