@@ -253,29 +253,46 @@ def _iterate_on_gram(matrices: Tensor) -> Tensor:
     return results
 
 
+def _pieces(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
+    """The matrices that lie in a parameter (or its gradient), as views: three in a joined query/key/value."""
+    if not name.endswith("qkv.weight"):
+        return [(name, tensor)]
+    return list(zip((f"{name}.query", f"{name}.key", f"{name}.value"), tensor.chunk(3), strict=True))
+
+
 class _Muon:
     """Muon over matrices, all of one shape in one batch: momentum, orthogonalization, decoupled decay, update.
 
     The update is scaled by 0.2 √max(rows, columns) (arXiv 2502.16982), so that its size matches AdamW's and learning
     rates and decay carry over. Equal to torch.optim.Muon(adjust_lr_fn="match_rms_adamw") up to the arithmetic of the
-    orthogonalization.
+    orthogonalization. Query, key and value are three matrices that lie in one parameter and are orthogonalized apart.
     """
 
     def __init__(self, matrices: dict[str, Parameter], settings: OptimizerSettings) -> None:
         self.learning_rate = settings.learning_rate * settings.matrix_rate_factor
         self.weight_decay, self.momentum = settings.weight_decay, settings.momentum
         self.groups: list[tuple[list[str], list[Tensor], Tensor]] = []
-        for shape in dict.fromkeys(parameter.shape for parameter in matrices.values()):
-            names = [name for name, parameter in matrices.items() if parameter.shape == shape]
-            members: list[Tensor] = [matrices[name] for name in names]
+        self._matrices = matrices
+        pieces = {
+            name: piece for whole, parameter in matrices.items() for name, piece in _pieces(whole, parameter.detach())
+        }
+        for shape in dict.fromkeys(piece.shape for piece in pieces.values()):
+            names = [name for name, piece in pieces.items() if piece.shape == shape]
+            members = [pieces[name] for name in names]
             self.groups.append((names, members, members[0].new_zeros((len(members), *shape))))
 
     @torch.no_grad()
     def step(self, learning_rate_factor: float) -> None:
         rate = self.learning_rate * learning_rate_factor
-        for _, members, buffer in self.groups:
-            # (N, rows, columns); `step` of the optimizer has seen to it that all are there
-            gradients = torch.stack([member.grad for member in members if member.grad is not None])
+        # `step` of the optimizer has seen to it that all gradients are there
+        all_gradients = {
+            name: piece
+            for whole, parameter in self._matrices.items()
+            if parameter.grad is not None
+            for name, piece in _pieces(whole, parameter.grad)
+        }
+        for names, members, buffer in self.groups:
+            gradients = torch.stack([all_gradients[name] for name in names])  # (N, rows, columns)
             buffer.lerp_(gradients, 1 - self.momentum)
             updates = orthogonalize(gradients.lerp_(buffer, self.momentum)).to(members[0].dtype)
             scale = 0.2 * math.sqrt(max(updates.shape[-2:]))
@@ -283,5 +300,5 @@ class _Muon:
             torch._foreach_add_(members, list(updates.unbind()), alpha=-rate * scale)
 
     def buffers(self) -> dict[str, Tensor]:
-        """The momentum of each matrix by its parameter's name, as views."""
+        """The momentum of each matrix by its name, as views."""
         return {name: row for names, _, buffer in self.groups for name, row in zip(names, buffer.unbind(), strict=True)}
