@@ -82,7 +82,8 @@ def _join_heads(group: LengthGroup, split: Tensor, heads: int, out: Tensor) -> N
 
 
 class _GroupedAttention(torch.autograd.Function):
-    """softmax(QKᵀ/√d) with dropout, times V, group by group; only the probabilities are kept for the backward pass."""
+    """softmax(QKᵀ/√d) with dropout, times V, group by group. Kept for the backward pass: the heads of Q, K and V and the
+    probabilities; dropout masks are drawn again."""
 
     @staticmethod
     def forward(
@@ -92,29 +93,31 @@ class _GroupedAttention(torch.autograd.Function):
         context = qkv.new_empty(qkv.shape[0], hidden_size)
         saved, keys = [], []
         for group in plan.groups:
-            query, key, value = _split_heads(group, qkv, 3, heads)  # each (n * heads, L, d)
+            split = _split_heads(group, qkv, 3, heads)
+            query, key, value = split  # each (n * heads, L, d)
             probabilities = _attention_probabilities(group, query, key, heads)  # (n * heads, L, L)
             kept = probabilities
             if masks is not None:
                 keys.append(masks.next_key())
                 kept = probabilities * masks.draw(keys[-1], probability, probabilities.shape, probabilities)
             _join_heads(group, torch.bmm(kept, value)[None], heads, context)
-            saved.append(probabilities)
-        ctx.save_for_backward(qkv, *saved)
+            saved += [split, probabilities]
+        ctx.save_for_backward(*saved)
         ctx.plan, ctx.heads, ctx.probability, ctx.masks, ctx.keys = plan, heads, probability, masks, keys
         return context
 
     @staticmethod
     def backward(ctx: Any, grad_context: Tensor) -> tuple[Tensor | None, ...]:
-        qkv, *saved = ctx.saved_tensors
+        saved = ctx.saved_tensors
         grad_context = grad_context.contiguous()
-        grad_qkv = torch.empty_like(qkv)
-        for index, (group, probabilities) in enumerate(zip(ctx.plan.groups, saved, strict=True)):
-            query, key, value = _split_heads(group, qkv, 3, ctx.heads)
+        grad_qkv = grad_context.new_empty(grad_context.shape[0], 3 * grad_context.shape[1])
+        for index, group in enumerate(ctx.plan.groups):
+            split, probabilities = saved[2 * index : 2 * index + 2]
+            query, key, value = split
             grad_out = _split_heads(group, grad_context, 1, ctx.heads)[0]  # (n * heads, L, d)
             if group.padding is not None:  # padded queries hold a copy of token 0's gradient
                 grad_out.view(group.count, ctx.heads, group.length, -1).masked_fill_(group.padding.mT, 0)
-            grads = torch.empty((3, *query.shape), dtype=qkv.dtype, device=qkv.device)
+            grads = torch.empty_like(split)
             scale = query.shape[-1] ** -0.5
             grad_kept = torch.bmm(grad_out, value.mT)
             if ctx.masks is None:
