@@ -82,8 +82,10 @@ def _join_heads(group: LengthGroup, split: Tensor, heads: int, out: Tensor) -> N
 
 
 class _GroupedAttention(torch.autograd.Function):
-    """softmax(QKᵀ/√d) with dropout, times V, group by group. Kept for the backward pass: the heads of Q, K and V and the
-    probabilities; dropout masks are drawn again."""
+    """softmax(QKᵀ/√d) with dropout, times V, group by group.
+
+    Kept for the backward pass: the heads of Q, K and V and the probabilities. Dropout masks are drawn again.
+    """
 
     @staticmethod
     def forward(
