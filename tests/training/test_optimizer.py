@@ -273,11 +273,11 @@ def test_frozen_parameters_are_left_alone() -> None:
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"name": "sgd"}, "optimizer: 'sgd'"),
+        ({"name": "sgd"}, "name: 'sgd'"),
         ({"matrix_rate_factor": 2.0}, "matrix_rate_factor: only the muon"),
-        ({"learning_rate": 0.0}, "learning rate: 0.0"),
-        ({"name": "muon", "matrix_rate_factor": math.nan}, "matrix rate factor: nan"),
-        ({"weight_decay": -0.1}, "weight decay: -0.1"),
+        ({"learning_rate": 0.0}, "learning_rate: 0.0"),
+        ({"name": "muon", "matrix_rate_factor": math.nan}, "matrix_rate_factor: nan"),
+        ({"weight_decay": -0.1}, "weight_decay: -0.1"),
         ({"beta2": 1.0}, "beta2: 1.0"),
         ({"epsilon": 0.0}, "epsilon: 0.0"),
     ],

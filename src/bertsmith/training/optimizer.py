@@ -6,16 +6,13 @@ is exchanged as a flat `name -> tensor` dictionary, so that a checkpoint is a sa
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from bertsmith.errors import UserError, one_of
-
-OPTIMIZERS = ("adamw", "muon")
+from bertsmith.errors import UserError
+from bertsmith.training.settings import OptimizerSettings
 
 
 def is_decayed(name: str, parameter: Tensor) -> bool:
@@ -31,49 +28,6 @@ def is_decayed(name: str, parameter: Tensor) -> bool:
 def is_encoder_matrix(name: str, parameter: Tensor) -> bool:
     """Whether Muon takes it: the 2-D weights inside the encoder's layers, not embeddings, pooler or heads."""
     return parameter.ndim == 2 and "encoder.layer" in name and is_decayed(name, parameter)
-
-
-@dataclass(frozen=True)
-class OptimizerSettings:
-    """What the update rule needs to know beside the schedule."""
-
-    name: Literal["adamw", "muon"] = field(
-        default="adamw", metadata={"help": "adamw, or muon on the encoder's matrices with AdamW on everything else"}
-    )
-    learning_rate: float = field(
-        default=1e-4, metadata={"help": "peak learning rate of AdamW", "flag": "--learning-rate"}
-    )
-    matrix_rate_factor: float = field(
-        default=1.0, metadata={"help": "Muon's peak learning rate, as a multiple of AdamW's (updates have one size)"}
-    )
-    weight_decay: float = field(
-        default=0.01, metadata={"help": "decoupled: a step takes learning rate × this share of a weight away"}
-    )
-    beta1: float = field(default=0.9, metadata={"help": "share of AdamW's mean gradient kept each step"})
-    beta2: float = field(default=0.999, metadata={"help": "share of AdamW's mean squared gradient kept each step"})
-    epsilon: float = field(default=1e-6, metadata={"help": "added to the root of the second moment (reference: 1e-6)"})
-    bias_correction: bool = field(
-        default=True, metadata={"help": "off: as the reference's AdamWeightDecayOptimizer, first steps are larger"}
-    )
-    momentum: float = field(default=0.95, metadata={"help": "Muon's (Nesterov) momentum"})
-
-    def __post_init__(self) -> None:
-        one_of("optimizer", self.name, OPTIMIZERS)
-        if self.matrix_rate_factor != 1.0 and self.name != "muon":
-            raise UserError("matrix_rate_factor: only the muon optimizer has one; leave it out or choose muon")
-        for label, value in (
-            ("learning rate", self.learning_rate),
-            ("matrix rate factor", self.matrix_rate_factor),
-        ):
-            if not (math.isfinite(value) and value > 0):
-                raise UserError(f"{label}: {value} is not a number above 0")
-        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
-            raise UserError(f"weight decay: {self.weight_decay} is not a number from 0 up")
-        for label, value in (("beta1", self.beta1), ("beta2", self.beta2), ("momentum", self.momentum)):
-            if not 0 <= value < 1:
-                raise UserError(f"{label}: {value} is not in [0, 1)")
-        if not (math.isfinite(self.epsilon) and self.epsilon > 0):
-            raise UserError(f"epsilon: {self.epsilon} is not a number above 0")
 
 
 class PretrainingOptimizer:

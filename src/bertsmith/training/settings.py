@@ -1,14 +1,58 @@
 """Everything a pre-training run can be told, in one tree that recipes and flags fill and config.toml keeps.
 
-Defaults are the paper's where it gives a number (Devlin et al. 2018, appendix A.2).
+Defaults are the paper's where it gives a number (Devlin et al. 2018, appendix A.2). No torch here: `--help` reads it.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
 from bertsmith.corpus.masking import MaskingOptions
-from bertsmith.training.optimizer import OptimizerSettings
+from bertsmith.errors import UserError, one_of
 from bertsmith.training.schedule import Budget, LearningRateSchedule, LengthPhase
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """What the update rule needs to know beside the schedule."""
+
+    name: Literal["adamw", "muon"] = field(
+        default="adamw", metadata={"help": "adamw, or muon on the encoder's matrices with AdamW on everything else"}
+    )
+    learning_rate: float = field(
+        default=1e-4, metadata={"help": "peak learning rate of AdamW", "flag": "--learning-rate"}
+    )
+    matrix_rate_factor: float = field(
+        default=1.0, metadata={"help": "Muon's peak learning rate, as a multiple of AdamW's (updates have one size)"}
+    )
+    weight_decay: float = field(
+        default=0.01, metadata={"help": "decoupled: a step takes learning rate × this share of a weight away"}
+    )
+    beta1: float = field(default=0.9, metadata={"help": "share of AdamW's mean gradient kept each step"})
+    beta2: float = field(default=0.999, metadata={"help": "share of AdamW's mean squared gradient kept each step"})
+    epsilon: float = field(default=1e-6, metadata={"help": "added to the root of the second moment (reference: 1e-6)"})
+    bias_correction: bool = field(
+        default=True, metadata={"help": "off: as the reference's AdamWeightDecayOptimizer, first steps are larger"}
+    )
+    momentum: float = field(default=0.95, metadata={"help": "Muon's (Nesterov) momentum"})
+
+    def __post_init__(self) -> None:
+        one_of("name", self.name, ("adamw", "muon"))
+        if self.matrix_rate_factor != 1.0 and self.name != "muon":
+            raise UserError("matrix_rate_factor: only the muon optimizer has one; leave it out or choose muon")
+        for label, value in (
+            ("learning_rate", self.learning_rate),
+            ("matrix_rate_factor", self.matrix_rate_factor),
+        ):
+            if not (math.isfinite(value) and value > 0):
+                raise UserError(f"{label}: {value} is not a number above 0")
+        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
+            raise UserError(f"weight_decay: {self.weight_decay} is not a number from 0 up")
+        for label, value in (("beta1", self.beta1), ("beta2", self.beta2), ("momentum", self.momentum)):
+            if not 0 <= value < 1:
+                raise UserError(f"{label}: {value} is not in [0, 1)")
+        if not (math.isfinite(self.epsilon) and self.epsilon > 0):
+            raise UserError(f"epsilon: {self.epsilon} is not a number above 0")
 
 
 @dataclass(frozen=True)
@@ -39,6 +83,11 @@ class ExampleSettings:
 
     short_share: float = field(default=0.1, metadata={"help": "share of pairs filled to a random shorter length"})
     workers: int = field(default=0, metadata={"help": "processes that build batches; 0: a thread of this one"})
+
+    def problems(self) -> list[str]:
+        """See PretrainSettings.problems."""
+        faults = [] if 0 <= self.short_share <= 1 else [f"short_share: {self.short_share} is not a share from 0 to 1"]
+        return faults + ([] if self.workers >= 0 else [f"workers: {self.workers} is negative"])
 
 
 @dataclass(frozen=True)
@@ -80,7 +129,8 @@ class LogSettings:
 
     def problems(self) -> list[str]:
         """See PretrainSettings.problems."""
-        return [] if self.every is None or self.every >= 1 else [f"every: {self.every} is not a number from 1 up"]
+        faults = [] if self.every is None or self.every >= 1 else [f"every: {self.every} is not a number from 1 up"]
+        return faults + ([] if self.examples >= 0 else [f"examples: {self.examples} is negative"])
 
 
 @dataclass(frozen=True)
@@ -164,6 +214,8 @@ class PretrainSettings:
             faults.append(f"warmup: {self.warmup} is neither a whole number of steps nor a share below 1")
         elif self.steps is not None and self.warmup > self.steps:
             faults.append(f"warmup, steps: a warm-up of {self.warmup:.0f} steps is longer than the run of {self.steps}")
+        if not 0 <= self.seed < 2**63:
+            faults.append(f"seed: {self.seed} is not a number from 0 to 2^63 - 1")
         if not 0 <= self.schedule.floor < 1:
             faults.append(f"schedule.floor: {self.schedule.floor} is not a share from 0 to below 1")
         return faults

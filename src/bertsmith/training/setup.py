@@ -21,7 +21,6 @@ from bertsmith.model.weights import CONFIG, load_model, read_config
 from bertsmith.options import list_settings, load_recipe, load_settings
 from bertsmith.progress import say
 from bertsmith.text.tokenizer import BertTokenizer, load_tokenizer
-from bertsmith.text.tokenizer_files import is_tokenizer_folder
 from bertsmith.training.settings import FREE_TO_CHANGE, PretrainSettings
 
 CONFIG_FILE = "config.toml"
@@ -54,10 +53,13 @@ def open_data(settings: PretrainSettings) -> TrainingData:
 def run_settings(out: Path, recipe: dict[str, Any] | None, overrides: list[tuple[str, str]]) -> PretrainSettings:
     """The settings of the run in `out`: its own config.toml when it has one and no other recipe is named.
 
-    Raises UserError for settings that are wrong, and for a run that was started with others (see FREE_TO_CHANGE).
+    Raises UserError for settings that are wrong, for a run that was started with others (see FREE_TO_CHANGE), and for a
+    folder that holds something else.
     """
     started = out / CONFIG_FILE
     if not started.is_file():
+        if out.is_dir() and any(not entry.name.startswith(".") for entry in out.iterdir()):
+            raise UserError(f"{out}: holds something else than a run (no {CONFIG_FILE}); choose another --out")
         return load_settings(PretrainSettings, recipe, overrides)
     before = load_settings(PretrainSettings, load_recipe(started))
     settings = load_settings(PretrainSettings, load_recipe(started) if recipe is None else recipe, overrides)
@@ -95,10 +97,6 @@ def model_config(settings: PretrainSettings, data: TrainingData) -> BertConfig:
             f"model: {settings.model!r} is neither a published size ({', '.join(SIZES)}) nor a folder with a {CONFIG}"
         )
     else:
-        if not is_tokenizer_folder(folder):
-            raise UserError(
-                f"{folder}: holds no tokenizer, so whether it fits the corpus cannot be told; add vocab.txt"
-            )
         data.corpus.check_tokenizer(load_tokenizer(folder).fingerprint, str(folder))
         config = BertConfig.from_dict(read_config(folder)[0].to_dict() | dropout)
         if config.vocab_size < data.corpus.vocab_size:
