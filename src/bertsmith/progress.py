@@ -1,5 +1,7 @@
 """Progress on stderr: a bar with rate and time left on a terminal, plain lines a few seconds apart elsewhere."""
 
+import contextlib
+import shutil
 import sys
 import time
 from types import TracebackType
@@ -15,9 +17,15 @@ def format_seconds(seconds: float) -> str:
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
+def write_stderr(text: str) -> None:
+    """Write to stderr, if anybody still listens: a terminal that was closed must not end hours of work."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: the stream was closed
+        print(text, end="", file=sys.stderr, flush=True)
+
+
 def say(text: str) -> None:
     """One line for the person at the terminal (stderr; stdout belongs to results)."""
-    print(text, file=sys.stderr, flush=True)
+    write_stderr(f"{text}\n")
 
 
 class Progress:
@@ -28,6 +36,7 @@ class Progress:
         self.done = 0.0
         self.started = self.shown = time.monotonic()
         self.terminal = sys.stderr.isatty()
+        self._open = False  # a line that is written over stands on the terminal
 
     def __enter__(self) -> "Progress":
         return self
@@ -37,8 +46,8 @@ class Progress:
     ) -> None:
         if kind is None and self.done:
             self._show(final=True)
-        elif self.terminal:
-            print(file=sys.stderr)
+        elif self._open:
+            write_stderr("\n")
 
     def advance(self, amount: float) -> None:
         """Count `amount` more (in units before scaling) and show it when it is time."""
@@ -51,21 +60,22 @@ class Progress:
     def _show(self, final: bool) -> None:
         seconds = max(time.monotonic() - self.started, 1e-9)
         rate = self.done / seconds
-        amount = f"{self.done / self.scale:.1f}" if self.scale != 1 else f"{self.done:.0f}"
-        line = f"{self.label}: {amount}"
+        line = f"{self.label}: {self._amount(self.done)}"
         if self.total:
-            whole = f"{self.total / self.scale:.1f}" if self.scale != 1 else f"{self.total:.0f}"
-            line += f"/{whole}"
+            line += f"/{self._amount(self.total)}"
         line += f" {self.unit}, {rate / self.scale:,.2f} {self.unit}/s"
         if final:
             line += f", took {format_seconds(seconds)}"
         elif self.total and rate > 0:
-            share = min(self.done / self.total, 1.0)
-            line += f", {format_seconds((self.total - self.done) / rate)} left"
+            line += f", {format_seconds(max(self.total - self.done, 0) / rate)} left"
             if self.terminal:
-                filled = int(share * 24)
-                line = f"[{'█' * filled}{'·' * (24 - filled)}] " + line
+                filled = int(min(self.done / self.total, 1.0) * 24)
+                line = f"[{'█' * filled}{'·' * (24 - filled)}] {line}"
         if self.terminal:
-            print(f"\r\x1b[2K{line}", end="\n" if final else "", file=sys.stderr, flush=True)
-        else:
-            print(line, file=sys.stderr, flush=True)
+            # a line longer than the terminal would wrap and could not be written over
+            line = f"\r\x1b[2K{line[: shutil.get_terminal_size().columns - 1]}"
+        self._open = self.terminal and not final
+        write_stderr(line if self._open else f"{line}\n")
+
+    def _amount(self, count: float) -> str:
+        return f"{count / self.scale:,.1f}" if self.scale != 1 else f"{count:,.0f}"

@@ -6,6 +6,7 @@ disk is one sentence instead of a traceback.
 
 import contextlib
 import errno
+import glob
 import hashlib
 import os
 import re
@@ -16,28 +17,57 @@ from pathlib import Path
 from bertsmith.errors import UserError
 
 PARTIAL = ".partial-"
+_ASIDE = "old-"
+
+
+def why_refused(error: BaseException) -> str | None:
+    """What the operating system's refusal to write means for the user; None when `error` is no such refusal.
+
+    Libraries written in Rust (safetensors, tokenizers) raise exceptions of their own that end in `(os error 28)`, Arrow
+    raises an OSError with the number in its text only: their numbers count as well.
+    """
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None and (written := re.search(r"(?:\(os error |\[errno )(\d+)[)\]]", str(error), re.IGNORECASE)):
+        number = int(written[1])
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full; free some space and run the same command again"
+    if number == errno.EFBIG:
+        return "this file system or your limits (ulimit -f) allow no file as large; choose another place"
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "no permission to write here; choose another --out"
+    if number in (errno.ENOTDIR, errno.EEXIST):
+        return "a file stands where a folder is needed; choose another --out"
+    if number == errno.EIO:
+        return "the disk reports an input/output error; check it"
+    if number == errno.ENAMETOOLONG:
+        return "the name is too long for this file system; choose a shorter one"
+    return None
 
 
 @contextlib.contextmanager
 def disk_errors(path: Path | str) -> Iterator[None]:
-    """Turn the operating system's refusals to write (full disk, no permission, read-only) into a UserError.
-
-    Libraries written in Rust (safetensors, tokenizers) raise exceptions of their own that end in `(os error 28)`: their
-    number counts as well.
-    """
+    """Turn the operating system's refusals to write (full disk, no permission, read-only) into a UserError."""
     try:
         yield
-    except Exception as error:
-        number = error.errno if isinstance(error, OSError) else None
-        if number is None and (written := re.search(r"\(os error (\d+)\)", str(error))):
-            number = int(written[1])
-        if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise UserError(f"{path}: the disk is full; free some space and run the same command again") from error
-        if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise UserError(f"{path}: no permission to write here; choose another --out") from error
-        if number in (errno.ENOTDIR, errno.EEXIST):
-            raise UserError(f"{path}: a file stands where a folder is needed; choose another --out") from error
+    except UserError:
         raise
+    except Exception as error:
+        if reason := why_refused(error):
+            raise UserError(f"{path}: {reason}") from error
+        raise
+
+
+def check_out(path: Path) -> None:
+    """Raise UserError if no file or folder could be made at `path`: told before hours of work, not after them."""
+    with disk_errors(path):
+        with contextlib.suppress(FileNotFoundError):
+            os.lstat(path)  # raises for a name that is too long or goes through a file
+        place = path
+        while not os.path.lexists(place) and place != place.parent:
+            place = place.parent
+        folder = place if place.is_dir() else place.parent
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
 
 
 def sync(path: Path) -> None:
@@ -45,26 +75,49 @@ def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network and FUSE file systems have no fsync
+            raise
     finally:
         os.close(descriptor)
 
 
 def remove_partials(path: Path) -> None:
-    """Remove what killed writers of `path` left beside it."""
-    for leftover in path.parent.glob(f".{path.name}{PARTIAL}*"):
-        if leftover.is_dir():
+    """Remove what killed writers of `path` left beside it; what a running one is writing is left alone.
+
+    A writer that was killed between stepping an old folder aside and putting the new one there left the old one whole:
+    it is put back.
+    """
+    for leftover in path.parent.glob(f"{glob.escape(f'.{path.name}{PARTIAL}')}*"):
+        rest = leftover.name.partition(PARTIAL)[2]
+        if _is_running(rest.removeprefix(_ASIDE)):
+            continue
+        if rest.startswith(_ASIDE) and not os.path.lexists(path):
+            os.rename(leftover, path)
+        elif leftover.is_dir():
             shutil.rmtree(leftover, ignore_errors=True)
         else:
             leftover.unlink(missing_ok=True)
+
+
+def _is_running(process: str) -> bool:
+    """Whether another process with this id is there."""
+    if not process.isascii() or not process.isdigit() or int(process) == os.getpid():
+        return False
+    try:
+        os.kill(int(process), 0)
+    except PermissionError:
+        return True  # somebody else's
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a path to write to; on success it becomes `path` in one rename, on any error it is removed."""
     with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        remove_partials(path)
-        partial = path.with_name(f".{path.name}{PARTIAL}{os.getpid()}")
+        path, partial = _beside(path)
         try:
             yield partial
             sync(partial)
@@ -79,9 +132,9 @@ def atomic_file(path: Path) -> Iterator[Path]:
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder to fill; on success it becomes `path` (replacing it), on any error it is removed."""
     with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        remove_partials(path)
-        partial = path.with_name(f".{path.name}{PARTIAL}{os.getpid()}")
+        path, partial = _beside(path)
+        # rename(2) cannot replace a folder that is not empty: the old one steps aside first
+        aside = path.with_name(f".{path.name}{PARTIAL}{_ASIDE}{os.getpid()}")
         try:
             partial.mkdir()
             yield partial
@@ -89,17 +142,26 @@ def atomic_folder(path: Path) -> Iterator[Path]:
                 sync(file)
             sync(partial)
             if path.exists():
-                # rename(2) cannot replace a folder that is not empty: step the old one aside first
-                aside = path.with_name(f".{path.name}{PARTIAL}old-{os.getpid()}")
                 os.rename(path, aside)
-                os.rename(partial, path)
-                shutil.rmtree(aside, ignore_errors=True)
-            else:
-                os.rename(partial, path)
+            os.rename(partial, path)
+            shutil.rmtree(aside, ignore_errors=True)
             sync(path.parent)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
+            if aside.exists() and not path.exists():
+                os.rename(aside, path)
             raise
+
+
+def _beside(path: Path) -> tuple[Path, Path]:
+    """Where `path` really is (a link stays a link), and the name it is written under first; its parent is made."""
+    path = Path(os.path.realpath(path))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError:  # in /proc and its like
+        raise UserError(f"{path.parent}: no folder can be made here; choose another --out") from None
+    remove_partials(path)
+    return path, path.with_name(f".{path.name}{PARTIAL}{os.getpid()}")
 
 
 def write_text(path: Path, text: str) -> None:

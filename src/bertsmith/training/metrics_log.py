@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from bertsmith.progress import format_seconds
+from bertsmith.progress import format_seconds, write_stderr
 from bertsmith.storage import atomic_file, disk_errors, sync
 
 Number = float | int | None
@@ -176,21 +176,21 @@ class ProgressLine:
         line = format_progress(step, self.total_steps, metrics, left)
         if self._terminal:
             # a line longer than the terminal would wrap and could not be written over
-            print(f"\r\x1b[2K{line[: shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
+            write_stderr(f"\r\x1b[2K{line[: shutil.get_terminal_size().columns - 1]}")
             self._open = True
         else:
-            print(line, file=sys.stderr, flush=True)
+            write_stderr(f"{line}\n")
 
     def say(self, text: str) -> None:
         """A line that stays, above the one that is written over."""
         clear = "\r\x1b[2K" if self._open else ""
-        print(f"{clear}{text}", file=sys.stderr, flush=True)
+        write_stderr(f"{clear}{text}\n")
         self._open = False
 
     def close(self) -> None:
         """Leave the last state standing and go to the next line."""
         if self._open:
-            print(file=sys.stderr, flush=True)
+            write_stderr("\n")
         self._open = False
 
 
