@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.optim.adamw import adamw
 
 from bertsmith.errors import UserError
 from bertsmith.training.settings import OptimizerSettings
@@ -55,20 +56,11 @@ class PretrainingOptimizer:
         assert len(set(covered)) == len(covered) == len(parameters), "each parameter belongs to exactly one group"
         self._matrices = _Muon(matrices, settings) if matrices else None
         self._rest = decayed | plain
-        groups = [
-            {"params": list(decayed.values()), "decay": settings.weight_decay},
-            {"params": list(plain.values()), "decay": 0.0},
+        self._groups = [
+            _AdamW(list(group.values()), decay)
+            for group, decay in ((decayed, settings.weight_decay), (plain, 0.0))
+            if group
         ]
-        # fused: one pass over parameter, gradient and both moments, on the CPU too
-        self._adamw = torch.optim.AdamW(
-            [group for group in groups if group["params"]], betas=(settings.beta1, settings.beta2), fused=True
-        )
-        for parameter in self._rest.values():
-            self._adamw.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
 
     def step(self, learning_rate_factor: float) -> None:
         """Apply one update with `learning_rate_factor` (the schedule's, in [0, 1]) of the peak learning rates.
@@ -88,9 +80,8 @@ class PretrainingOptimizer:
             correction1 = 1 - settings.beta1**self.steps
             root2 = math.sqrt(1 - settings.beta2**self.steps)
             rate, epsilon, decay_scale = rate * correction1 / root2, epsilon / root2, root2 / correction1
-        for group in self._adamw.param_groups:
-            group["lr"], group["eps"], group["weight_decay"] = rate, epsilon, group["decay"] * decay_scale
-        self._adamw.step()
+        for group in self._groups:
+            group.step(rate, settings.beta1, settings.beta2, epsilon, decay_scale)
         if self._matrices is not None:
             self._matrices.step(learning_rate_factor)
 
@@ -106,9 +97,9 @@ class PretrainingOptimizer:
         `momentum_buffer.<parameter>` (Muon's), each of the parameter's shape.
         """
         tensors = {"step": torch.tensor(self.steps, dtype=torch.int64)}
-        for name, parameter in self._rest.items():
-            for moment in ("exp_avg", "exp_avg_sq"):
-                tensors[f"{moment}.{name}"] = self._adamw.state[parameter][moment]
+        moments = (pair for group in self._groups for pair in zip(group.exp_avgs, group.exp_avg_sqs, strict=True))
+        for name, (exp_avg, exp_avg_sq) in zip(self._rest, moments, strict=True):
+            tensors |= {f"exp_avg.{name}": exp_avg, f"exp_avg_sq.{name}": exp_avg_sq}
         if self._matrices is not None:
             tensors |= {f"momentum_buffer.{name}": buffer for name, buffer in self._matrices.buffers().items()}
         return tensors
@@ -137,8 +128,42 @@ class PretrainingOptimizer:
             if name != "step":
                 tensor.copy_(tensors[name])
         self.steps = int(tensors["step"])
-        for parameter in self._rest.values():
-            self._adamw.state[parameter]["step"].fill_(self.steps)
+        for group in self._groups:
+            for step in group.steps:
+                step.fill_(self.steps)
+
+
+class _AdamW:
+    """The parameters of one weight decay with their moments.
+
+    torch's function, not its class torch.optim.AdamW: to make one imports the compiler, 2 seconds of every start.
+    """
+
+    def __init__(self, parameters: list[Parameter], decay: float) -> None:
+        self.parameters, self.decay = parameters, decay
+        self.exp_avgs = [torch.zeros_like(parameter, requires_grad=False) for parameter in parameters]
+        self.exp_avg_sqs = [torch.zeros_like(parameter, requires_grad=False) for parameter in parameters]
+        self.steps = [torch.zeros((), dtype=torch.float32, device=parameter.device) for parameter in parameters]
+
+    @torch.no_grad()
+    def step(self, rate: float, beta1: float, beta2: float, epsilon: float, decay_scale: float) -> None:
+        """One update; every parameter has a gradient."""
+        adamw(
+            list[Tensor](self.parameters),
+            [parameter.grad for parameter in self.parameters if parameter.grad is not None],
+            self.exp_avgs,
+            self.exp_avg_sqs,
+            [],
+            self.steps,
+            fused=True,  # one pass over parameter, gradient and both moments, on the CPU too
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=rate,
+            weight_decay=self.decay * decay_scale,
+            eps=epsilon,
+            maximize=False,
+        )
 
 
 def _describe(tensor: Tensor) -> str:
