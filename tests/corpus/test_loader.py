@@ -120,7 +120,7 @@ def test_a_dead_worker_is_an_error(stream: BatchStream) -> None:
         assert victim is not None
         os.kill(victim, signal.SIGKILL)
         started = time.monotonic()
-        with pytest.raises(RuntimeError, match=rf"batch worker 1 \(process {victim}\) died with exit code -9"):
+        with pytest.raises(UserError, match=rf"batch worker 1 \(process {victim}\) was killed \(exit code -9\)"):
             take(loader, 50)
         assert time.monotonic() - started < 10
     assert no_workers_left()
@@ -192,6 +192,41 @@ def test_workers_end_with_a_parent_that_is_killed(corpus_folder: Path, tmp_path:
     while time.monotonic() < deadline and any(is_running(int(pid)) for pid in workers):
         time.sleep(0.05)
     assert not any(is_running(int(pid)) for pid in workers)
+
+
+UNGUARDED = PARENT.replace('if __name__ == "__main__":', "if True:").replace(
+    "os.kill(os.getpid(), 9)", "loader.close()"
+)
+
+
+@pytest.mark.parametrize("how", ["-", "-c", "script"])
+def test_workers_start_whatever_the_main_program_is(corpus_folder: Path, tmp_path: Path, how: str) -> None:
+    """From standard input, from -c, and from a script without `if __name__ == "__main__"`."""
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED, encoding="utf-8")
+    options = {"-": ["-"], "-c": ["-c", UNGUARDED], "script": [str(script)]}[how]
+    done = subprocess.run(
+        [sys.executable, *options, str(corpus_folder)],
+        input=UNGUARDED if how == "-" else None,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split()) == 3
+
+
+def test_a_polite_end_sent_to_the_whole_group_is_the_parents_to_decide(stream: BatchStream) -> None:
+    with PrefetchingLoader(stream, workers=2, prefetch=1) as loader:
+        expected = take(stream.batches(), 12)
+        found = take(loader, 2)
+        for worker in loader._workers:
+            assert worker.pid is not None
+            os.kill(worker.pid, signal.SIGTERM)
+            os.kill(worker.pid, signal.SIGINT)
+        assert all_same(found + take(loader, 10), expected)
+    assert no_workers_left()
 
 
 def is_running(pid: int) -> bool:

@@ -7,6 +7,7 @@ that dies is an error here, never a wait without end; a parent that dies takes i
 
 import contextlib
 import multiprocessing
+import multiprocessing.resource_tracker
 import queue
 import signal
 import threading
@@ -19,6 +20,7 @@ from typing import Any
 
 from bertsmith.corpus.batches import Batch, BatchCounts, BatchStream, StreamPosition
 from bertsmith.errors import UserError
+from bertsmith.workers import launching
 
 _END = "end"
 
@@ -88,7 +90,7 @@ class PrefetchingLoader:
         self._finished = True
         self._closing.set()
         for worker in self._workers:
-            worker.terminate()
+            worker.kill()  # it ignores requests to end, and holds nothing that could be lost
         with contextlib.suppress(queue.Empty):
             while True:  # make room, so that the thread sees that it is over
                 self._ready.get_nowait()
@@ -121,6 +123,7 @@ class PrefetchingLoader:
 
     def _start_workers(self, stream: BatchStream, options: dict[str, Any], workers: int) -> None:
         context = multiprocessing.get_context("spawn")
+        multiprocessing.resource_tracker.ensure_running()  # its start unblocks Ctrl-C, which `launching` blocks
         try:
             for number in range(workers):
                 receiver, sender = context.Pipe(duplex=False)
@@ -131,12 +134,13 @@ class PrefetchingLoader:
                     name=f"batch worker {number}",
                     daemon=True,
                 )
-                worker.start()
+                with launching():
+                    worker.start()
                 self._workers.append(worker)
                 sender.close()  # so that the pipe ends when the worker does
         except BaseException:
             for worker in self._workers:
-                worker.terminate()
+                worker.kill()
                 worker.join()
             raise
 
@@ -151,9 +155,10 @@ class PrefetchingLoader:
                     return
                 worker = self._workers[number]
                 worker.join()
-                raise RuntimeError(
-                    f"batch worker {number} (process {worker.pid}) died with exit code {worker.exitcode}, perhaps for "
-                    "want of memory; the run can be resumed from its last checkpoint"
+                raise UserError(
+                    f"batch worker {number} (process {worker.pid}) was killed (exit code {worker.exitcode}), most "
+                    "often because memory ran out; the same command resumes the run from its last checkpoint, with "
+                    "fewer --examples.workers if memory is short"
                 ) from None
             if kind == "batch":
                 yield value
@@ -168,7 +173,8 @@ class PrefetchingLoader:
 
 def _work(sender: Connection, stream: BatchStream, options: dict[str, Any]) -> None:
     """A worker process: build this worker's batches and send each when the parent takes it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group, they are the parent's to handle
+        signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent is gone or has closed the loader
         try:
             for batch in stream.batches(**options):
