@@ -1,6 +1,5 @@
 """Loss and accuracy on the held-out documents: the same examples and masks at every evaluation, each once."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -62,9 +61,8 @@ def evaluate(model: BertForPreTraining, batches: Iterable[Batch], device: torch.
         examples += len(batch)
     if not mlm_targets:
         return None
-    mean = mlm_loss / mlm_targets
-    total = mean + (nsp_loss / nsp_targets if nsp_targets else 0.0)
-    assert math.isfinite(total) or not math.isfinite(mlm_loss + nsp_loss)
-    return Evaluation(
-        total, mean, mlm_correct / mlm_targets, nsp_correct / nsp_targets if nsp_targets else None, examples
-    )
+    mlm = mlm_loss / mlm_targets
+    if not nsp_targets:
+        return Evaluation(mlm, mlm, mlm_correct / mlm_targets, None, examples)
+    nsp = nsp_loss / nsp_targets
+    return Evaluation(mlm + nsp, mlm, mlm_correct / mlm_targets, nsp_correct / nsp_targets, examples)

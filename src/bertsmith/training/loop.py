@@ -7,17 +7,17 @@ times, takes the same steps on the same batches as one that was not. Devlin et a
 import hashlib
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from bertsmith.corpus.batches import StreamPosition, describe_example, split_batch
+from bertsmith.corpus.batches import Batch, describe_example, split_batch
 from bertsmith.corpus.loader import PrefetchingLoader
 from bertsmith.errors import UserError
 from bertsmith.hardware import prepare_machine
-from bertsmith.model.bert import BertForPreTraining
-from bertsmith.model.config import useful_flops
+from bertsmith.model.config import BertConfig, useful_flops
 from bertsmith.model.dropout import DropoutMasks
 from bertsmith.model.weights import WEIGHTS, save_model
 from bertsmith.options import settings_to_toml
@@ -36,7 +36,9 @@ from bertsmith.training.setup import (
     evaluation_stream,
     micro_batch_size,
     open_data,
-    training_stream,
+    resume_model,
+    take_machine,
+    training_streams,
 )
 from bertsmith.training.state import MOST_BAD_STEPS, Interrupts, LogWindow, RunState, locked_run
 
@@ -55,222 +57,215 @@ def _pretrain(settings: PretrainSettings, out: Path) -> dict[str, Any]:
     # -- set-up: all mistakes are found before anything is written
     data = open_data(settings)
     budget, schedule, phases = settings.budget, settings.learning_rate_schedule, settings.phases
-    stream = training_stream(settings, data, phases[0].max_length)
+    streams = training_streams(settings, data)
     held_out = evaluation_stream(settings, data)
     checkpoint, broken = find_newest_checkpoint(out)
-    machine = prepare_machine(settings.device, settings.precision)
+    for message in broken:
+        say(f"warning: {message}")
+    if checkpoint is None:
+        model, state = build_model(settings, data), RunState(corpus_sha256=data.corpus.sha256)
+        state.architecture = model.config.to_dict()
+        machine = prepare_machine(settings.device, settings.precision)
+    else:
+        model, state = resume_model(settings, data, checkpoint)
+        machine = prepare_machine(settings.device, state.arithmetic.precision if state.arithmetic else "auto")
     device = machine.device
-    model = build_model(settings, data).to(device)
+    model = model.to(device)
     model.bert.compute_dtype = machine.dtype
     model_built = time.monotonic()
     optimizer = PretrainingOptimizer(model.named_parameters(), settings.optimizer)
-    state = RunState()
-    for message in broken:
-        say(f"warning: {message}")
     if checkpoint is not None:
         model.load_state_dict(checkpoint.load_weights(model.state_dict()))
         optimizer.load_state_tensors(checkpoint.load_optimizer())
-        state = RunState.from_dict(checkpoint.state)
-        say(f"resuming from {checkpoint.folder} (step {state.step:,})")
-    write_text(out / CONFIG_FILE, settings_to_toml(settings))
+        say(f"resuming from {checkpoint.folder} (step {state.step:,}), in {machine.precision} as the run began")
+    take_machine(state, settings, machine)
+    # with the precision found, so that config.toml repeats the run even where the two are about as fast
+    write_text(out / CONFIG_FILE, settings_to_toml(replace(settings, precision=cast(Any, machine.precision))))
     say(f"{machine.describe()}; {sum(p.numel() for p in model.parameters()):,} parameters; {budget.describe()}")
     say(describe_references(data.ln_vocab, data.corpus.unigram_entropy))
-    for message in stream.planner.warnings():
+    for message in streams[settings.max_length].planner.warnings():
         say(f"warning: {message}")
-    if held_out is None:
-        say("warning: no held-out documents to evaluate on; prepare the corpus with a larger --held-out share")
 
-    paired = settings.objective != "mlm"
-    worst_loss = data.ln_vocab + (math.log(2) if paired else 0.0)
+    worst_loss = data.ln_vocab + (math.log(2) if settings.paired else 0.0)
     log_every = settings.log.every or (1 if settings.steps is not None and settings.steps < 200 else 10)
     progress_line = ProgressLine(settings.steps)
-    checkpointed_at = -1 if checkpoint is None else state.step
+    saved_step = None if checkpoint is None else state.step
+    changed = checkpoint is None
+    resume_seconds: float | None = None
     resumed_seconds, begun = state.seconds, time.monotonic()
     last_checkpoint = begun
     loader: PrefetchingLoader | None = None
-    micro_size = 0
 
     with MetricsLog(out, None if checkpoint is None else state.step) as log, Interrupts() as interrupts:
 
-        def evaluate_held_out() -> None:
-            if held_out is not None and state.evaluated_step != state.step:
-                state.evaluation = evaluate(model, held_out.evaluation_batches(settings.eval.examples), device)
-                state.evaluated_step = state.step
-                _log_evaluation(log, progress_line, state)
+        def used() -> float:
+            return budget.progress(state.step, state.epochs, state.seconds)
+
+        def log_window() -> bool:
+            if not state.window.steps:
+                return False
+            metrics = window_metrics(state, machine.matmul_flops, settings.paired)
+            log.write(state.step, metrics)
+            progress_line.show(state.step, metrics, used())
+            state.train_loss, state.window = metrics["loss"], LogWindow()
+            if state.divergence.update(metrics["loss"], worst_loss):
+                raise UserError(stop_message(out, f"the loss diverged: it is {metrics['loss']:.2f}"))
+            return True
+
+        def evaluate_held_out() -> bool:
+            wanted = (state.step, settings.eval.examples)
+            if held_out is None or (state.evaluated_step, state.evaluated_examples) == wanted:
+                return False
+            state.evaluated_step, state.evaluated_examples = wanted
+            state.evaluation = evaluate(model, held_out.evaluation_batches(settings.eval.examples), device)
+            log_evaluation(log, progress_line, state)
+            return True
 
         def write_checkpoint() -> None:
+            nonlocal saved_step, last_checkpoint, changed
             log.sync()
-            save_checkpoint(
-                out,
-                state.step,
-                model.state_dict(),
-                optimizer.state_tensors(),
-                state.as_dict(),
-                settings.checkpoint.keep,
-            )
+            state.seconds = resumed_seconds + time.monotonic() - begun
+            weights, moments = model.state_dict(), optimizer.state_tensors()
+            save_checkpoint(out, state.step, weights, moments, state.as_dict(), settings.checkpoint.keep)
+            saved_step, last_checkpoint, changed = state.step, time.monotonic(), False
 
         try:
-            while not budget.done(state.step, state.position.fraction, state.seconds):
-                progress = budget.progress(state.step, state.position.fraction, state.seconds)
-
-                # -- once in a while: longer sequences from here on
+            while (progress := used()) < 1:
+                # -- once in a while: other sequence lengths from here on
                 phase = phase_of(progress, phases)
-                if loader is None or phase != state.phase:
+                stream = streams[phases[phase].max_length]
+                if phase != state.phase:
+                    state.enter_phase(phase, stream.corpus)
                     if loader is not None:
                         loader.close()
-                    if phase != state.phase:
-                        state.phase, state.position = phase, _next_window(state.position, stream.corpus.windows)
-                    if phases[phase].max_length != stream.max_length:
-                        stream = training_stream(settings, data, phases[phase].max_length)
-                    micro_size = micro_batch_size(settings, stream.max_length, device)
-                    loader = PrefetchingLoader(
-                        stream,
-                        state.position,
-                        workers=settings.examples.workers,
-                        epochs=None if settings.epochs is None else math.ceil(settings.epochs),
-                        counts=state.counts,
-                    )
+                        loader = None
+                if loader is None:
+                    if not state.micro_batch_size:
+                        state.micro_batch_size = micro_batch_size(settings, stream.max_length, device)
+                    workers = settings.examples.workers
+                    epochs = None if settings.epochs is None else math.ceil(settings.epochs + state.epochs_passed_over)
+                    loader = PrefetchingLoader(stream, state.position, workers, epochs=epochs, counts=state.counts)
 
                 # -- the step
                 step_begun = time.monotonic()
+                is_first = state.counts.examples == 0
                 batch = next(loader, None)
-                if batch is None:
+                if batch is None:  # the epochs asked for are read
                     break
-                if state.counts.examples == len(batch):
+                if checkpoint is not None and resume_seconds is None:
+                    resume_seconds = time.monotonic() - model_built
+                if is_first:
                     for n in range(min(settings.log.examples, len(batch))):
                         say(describe_example(batch, n, data.tokenizer, settings.objective))
-                mlm_targets, nsp_targets = len(batch.masked_labels), len(batch)
                 losses = torch.zeros(2, device=device)
-                for number, micro in enumerate(split_batch(batch, micro_size)):
+                for number, micro in enumerate(split_batch(batch, state.micro_batch_size)):
                     masks = DropoutMasks((settings.seed, state.step + state.skipped_steps, number))
                     loss = model(
                         **batch_tensors(micro, device),
-                        mlm_scale=1 / max(mlm_targets, 1),
-                        nsp_scale=1 / nsp_targets,
+                        mlm_scale=1 / max(len(batch.masked_labels), 1),
+                        nsp_scale=1 / len(batch),
                         masks=masks,
                     )
                     loss.total.backward()
                     losses[0] += loss.mlm
                     if loss.nsp is not None:
                         losses[1] += loss.nsp
-                norm = float(clip_gradients(model.parameters(), settings.clip_norm))
-                if math.isfinite(norm):
-                    optimizer.step(schedule.factor(state.step, progress))
-                    learning_rate = schedule.learning_rate(state.step, progress)
-                    state.step += 1
-                    state.bad_in_a_row = 0
+                clipped_from = clip_gradients(model.parameters(), settings.clip_norm)
+                # the one time a step that the host waits for the device
+                norm, mlm_loss, nsp_loss = torch.stack([clipped_from, *losses]).tolist()
+                is_good = math.isfinite(norm + mlm_loss + nsp_loss)
+                if is_good:
+                    factor = schedule.factor(state.step, progress)
+                    optimizer.step(factor)
+                    state.count_update(mlm_loss, nsp_loss, norm, factor * schedule.peak)
                 else:
-                    state.skipped_steps += 1
-                    state.bad_in_a_row += 1
+                    state.count_skip()
                 optimizer.zero_grad()
-                state.position = batch.position
+                state.position, changed = batch.position, True
                 now = time.monotonic()
                 state.seconds = resumed_seconds + now - begun
-                _count_step(state, model, batch, paired, now - step_begun)
+                count_work(state, model.config, batch, settings.paired, now - step_begun, machine.matmul_flops)
 
-                if not math.isfinite(norm):
-                    progress_line.say(f"warning: step {state.step + 1}: the gradient is not finite; step skipped")
+                if not is_good:
+                    progress_line.say(f"warning: step {state.step + 1}: loss or gradient is not finite; batch skipped")
                     if state.bad_in_a_row >= MOST_BAD_STEPS:
-                        raise UserError(_stop_message(out, f"{MOST_BAD_STEPS} steps in a row gave no finite gradient"))
-                    continue
-                window = state.window
-                window.steps += 1
-                window.mlm_loss += float(losses[0])
-                window.nsp_loss += float(losses[1])
-                window.grad_norm += norm
-                progress = budget.progress(state.step, state.position.fraction, state.seconds)
-                done = budget.done(state.step, state.position.fraction, state.seconds)
+                        raise UserError(stop_message(out, f"{MOST_BAD_STEPS} steps in a row gave no finite gradient"))
+                if used() >= 1:
+                    break  # what follows is done at the end
 
-                # -- once in a while: log
-                if state.step % log_every == 0 or done:
-                    metrics = _log_metrics(state, learning_rate, machine.matmul_flops, paired)
-                    log.write(state.step, metrics)
-                    progress_line.show(state.step, metrics, progress)
-                    state.train_loss = metrics["loss"]
-                    state.window = LogWindow()
-                    if state.divergence.update(metrics["loss"], worst_loss):
-                        raise UserError(_stop_message(out, f"the loss diverged: {metrics['loss']:.2f}"))
-
-                # -- once in a while: evaluate
-                if done or (settings.eval.every and state.step % settings.eval.every == 0):
+                # -- once in a while: log, evaluate, write a checkpoint
+                if state.step % log_every == 0:
+                    log_window()
+                if settings.eval.every and state.step % settings.eval.every == 0:
                     evaluate_held_out()
-
-                # -- once in a while: checkpoint
                 due = settings.checkpoint.every and state.step % settings.checkpoint.every == 0
                 late = settings.checkpoint.minutes and now - last_checkpoint >= 60 * settings.checkpoint.minutes
-                if due or late or interrupts.requested:
-                    state.seconds = resumed_seconds + time.monotonic() - begun
+                # a loss that runs away does not push out the checkpoints of when it was well
+                if ((due and state.step != saved_step) or late) and not state.divergence.strikes:
                     write_checkpoint()
-                    checkpointed_at, last_checkpoint = state.step, time.monotonic()
-                state.seconds = resumed_seconds + time.monotonic() - begun
                 if interrupts.requested:
-                    progress_line.say(
-                        f"interrupted: the run is saved at step {state.step:,}; the same command resumes it"
-                    )
-                    raise KeyboardInterrupt
+                    break
         finally:
             progress_line.close()
             if loader is not None:
                 loader.close()
 
         # -- the end: held-out loss, final state, model folder
-        evaluate_held_out()
-        if checkpointed_at != state.step:
+        if not interrupts.requested:
+            logged, evaluated = log_window(), evaluate_held_out()
+            changed = changed or logged or evaluated
+        if changed:
             write_checkpoint()
+        if interrupts.requested:
+            say(f"interrupted: the run is saved at step {state.step:,}; the same command resumes it")
+            raise KeyboardInterrupt
 
     model_folder = out / "model"
     with atomic_folder(model_folder) as partial:
         save_model(partial, model, settings.objective)
         data.tokenizer.save(partial)
     plot_loss(out, data.ln_vocab, data.corpus.unigram_entropy)
-    return _summary(settings, data, state, machine.matmul_flops, model_folder) | {
+    return summarize(settings, data, state, model_folder) | {
         "precision": machine.precision,
-        "resumed_from_step": None if checkpoint is None else checkpoint.step,
-        "resume_seconds": None if checkpoint is None else round(begun - model_built, 3),
+        "resumed_from_step": None if resume_seconds is None or checkpoint is None else checkpoint.step,
+        "resume_seconds": None if resume_seconds is None else round(resume_seconds, 3),
     }
 
 
-def _next_window(position: StreamPosition, windows: int) -> StreamPosition:
-    """The start of the window after `position`: the one place that means the same text at every length."""
-    if position == StreamPosition():
-        return position
-    if position.window + 1 < windows:
-        return StreamPosition(position.epoch, position.window + 1, 0, position.epoch + (position.window + 1) / windows)
-    return StreamPosition(position.epoch + 1, 0, 0, position.epoch + 1.0)
-
-
-def _count_step(state: RunState, model: BertForPreTraining, batch: Any, paired: bool, seconds: float) -> None:
+def count_work(state: RunState, config: BertConfig, batch: Batch, paired: bool, seconds: float, limit: float) -> None:
+    """Count a step's tokens, its useful arithmetic, its time, and what the machine could have computed in it."""
     lengths = batch.sequence_starts[1:] - batch.sequence_starts[:-1]
-    tokens = len(batch.token_ids)
-    flops = useful_flops(
-        model.config, tokens, int((lengths**2).sum()), len(batch.masked_labels), len(batch) if paired else 0
-    )
+    tokens, masked = len(batch.token_ids), len(batch.masked_labels)
+    flops = useful_flops(config, tokens, int((lengths**2).sum()), masked, len(batch) if paired else 0)
     state.step_seconds += seconds
     state.flops += flops
+    state.possible_flops += limit * seconds
     state.window.seconds += seconds
     state.window.flops += flops
     state.window.tokens += tokens
 
 
-def _log_metrics(state: RunState, learning_rate: float, limit: float, paired: bool) -> dict[str, Any]:
+def window_metrics(state: RunState, limit: float, paired: bool) -> dict[str, Any]:
+    """A line of metrics.jsonl: means over the window's steps, and how far the run is."""
     window = state.window
     mlm, nsp = window.mlm_loss / window.steps, window.nsp_loss / window.steps
     return {
         "loss": mlm + nsp,
         "mlm_loss": mlm,
         "nsp_loss": nsp if paired else None,
-        "learning_rate": learning_rate,
+        "learning_rate": window.learning_rate,
         "grad_norm": window.grad_norm / window.steps,
         "tokens": state.counts.tokens,
         "tokens_per_second": window.tokens / window.seconds,
         "utilization": window.flops / window.seconds / limit,
         "seconds": state.seconds,
         "skipped_steps": state.skipped_steps,
-        "epochs": state.position.fraction,
+        "epochs": state.epochs,
     }
 
 
-def _log_evaluation(log: MetricsLog, line: ProgressLine, state: RunState) -> None:
+def log_evaluation(log: MetricsLog, line: ProgressLine, state: RunState) -> None:
+    """Write and say what the evaluation just made found."""
     evaluation = state.evaluation
     if evaluation is None:
         return
@@ -281,35 +276,33 @@ def _log_evaluation(log: MetricsLog, line: ProgressLine, state: RunState) -> Non
     line.say(f"{text} ({evaluation.examples:,} examples)")
 
 
-def _stop_message(out: Path, what: str) -> str:
+def stop_message(out: Path, what: str) -> str:
+    """Why the run stops, what is left of it, and what to do."""
     checkpoint, _ = find_newest_checkpoint(out)
-    left = f"the last checkpoint is {checkpoint.folder}" if checkpoint else "no checkpoint was due yet"
+    left = f"the last good checkpoint is {checkpoint.folder}" if checkpoint else "no checkpoint was due yet"
     return f"{what}; {left}. Lower --learning-rate or lengthen --warmup, and start again with another --out"
 
 
-def _summary(
-    settings: PretrainSettings,
-    data: TrainingData,
-    state: RunState,
-    limit: float,
-    model_folder: Path,
-) -> dict[str, Any]:
+def summarize(settings: PretrainSettings, data: TrainingData, state: RunState, model_folder: Path) -> dict[str, Any]:
+    """The JSON summary: nothing but what the run's state, corpus and model folder hold."""
     no_evaluation = {"eval_loss": None, "eval_mlm_loss": None, "eval_mlm_accuracy": None, "eval_nsp_accuracy": None}
     with (model_folder / WEIGHTS).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {
+    summary = {
         "steps": state.step,
         "skipped_steps": state.skipped_steps,
         "tokens": state.counts.tokens,
-        "epochs": state.position.fraction,
+        "epochs": state.epochs,
         "train_loss": state.train_loss,
         **(state.evaluation.as_metrics() if state.evaluation else no_evaluation),
         "unigram_entropy": data.corpus.unigram_entropy,
         "ln_vocab": data.ln_vocab,
         "tokens_per_second": state.counts.tokens / state.step_seconds if state.step_seconds else None,
-        "utilization": state.flops / state.step_seconds / limit if state.step_seconds else None,
+        "utilization": state.flops / state.possible_flops if state.possible_flops else None,
         "seconds": state.seconds,
         "examples": state.counts.as_dict(settings.objective),
         "model_dir": str(model_folder),
         "weights_sha256": digest,
     }
+    # JSON has no word for NaN and infinity
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in summary.items()}

@@ -201,7 +201,11 @@ class PretrainSettings:
         if len(given) != 1:
             found = "several are" if given else "none is"
             faults.append(f"steps, minutes, epochs: give exactly one of the three ({found} given)")
-        faults += [f"{name}: {getattr(self, name)} is not above 0" for name in given if not getattr(self, name) > 0]
+        faults += [
+            f"{name}: {getattr(self, name)} is not a length of training; give a number above 0"
+            for name in given
+            if not 0 < getattr(self, name) < math.inf
+        ]
         if self.batch_size < 1:
             faults.append(f"batch_size: {self.batch_size} is not a number from 1 up")
         if self.micro_batch_size is not None and not self.micro_batch_size >= 1:
@@ -210,7 +214,7 @@ class PretrainSettings:
             faults.append(f"dropout: {self.dropout} is not in [0, 1)")
         if not self.clip_norm > 0:
             faults.append(f"clip_norm: {self.clip_norm} is not above 0")
-        if not self.warmup >= 0 or (self.warmup >= 1 and self.warmup != int(self.warmup)):
+        if not 0 <= self.warmup < math.inf or (self.warmup >= 1 and self.warmup != int(self.warmup)):
             faults.append(f"warmup: {self.warmup} is neither a whole number of steps nor a share below 1")
         elif self.steps is not None and self.warmup > self.steps:
             faults.append(f"warmup, steps: a warm-up of {self.warmup:.0f} steps is longer than the run of {self.steps}")
@@ -219,6 +223,11 @@ class PretrainSettings:
         if not 0 <= self.schedule.floor < 1:
             faults.append(f"schedule.floor: {self.schedule.floor} is not a share from 0 to below 1")
         return faults
+
+    @property
+    def paired(self) -> bool:
+        """Whether examples are pairs of segments, with a label for the second head."""
+        return self.objective != "mlm"
 
     @property
     def budget(self) -> Budget:
@@ -241,9 +250,11 @@ class PretrainSettings:
         return (LengthPhase(1 - share, self.max_length), LengthPhase(share, self.second_phase.max_length))
 
 
-# what may change between the parts of one run: how long it is, and how it is watched and carried out
+# what may change between the parts of one run: how long it is, and how it is watched and carried out (`data` is where
+# the corpus lies; that it is the same one is checked by its sha256)
 FREE_TO_CHANGE = (
     "data",
+    "micro_batch_size",
     "steps",
     "minutes",
     "epochs",

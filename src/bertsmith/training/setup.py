@@ -5,7 +5,7 @@ the model's positions, other settings than the run began with) is refused before
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,21 @@ from bertsmith.corpus.batches import BatchStream
 from bertsmith.corpus.masking import TokenizerInfo
 from bertsmith.corpus.shards import TokenCorpus, open_corpus
 from bertsmith.errors import UserError
+from bertsmith.hardware import Machine
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import SIZES, BertConfig
-from bertsmith.model.weights import CONFIG, load_model, read_config
+from bertsmith.model.weights import CONFIG, hugging_face_names, load_model, read_config
 from bertsmith.options import list_settings, load_recipe, load_settings
 from bertsmith.progress import say
 from bertsmith.text.tokenizer import BertTokenizer, load_tokenizer
+from bertsmith.training.checkpoint import Checkpoint
 from bertsmith.training.settings import FREE_TO_CHANGE, PretrainSettings
+from bertsmith.training.state import Arithmetic, RunState
 
 CONFIG_FILE = "config.toml"
 # tokens of a micro-batch when the user names none: on the CPU what stays near the caches, on CUDA what fills the chip
 _MICRO_TOKENS = {"cpu": 8192, "cuda": 65536}
+_EVALUATION_TOKENS = 8192
 
 
 @dataclass
@@ -53,8 +57,8 @@ def open_data(settings: PretrainSettings) -> TrainingData:
 def run_settings(out: Path, recipe: dict[str, Any] | None, overrides: list[tuple[str, str]]) -> PretrainSettings:
     """The settings of the run in `out`: its own config.toml when it has one and no other recipe is named.
 
-    Raises UserError for settings that are wrong, for a run that was started with others (see FREE_TO_CHANGE), and for a
-    folder that holds something else.
+    `precision = "auto"` is what it was found to be when the run began. Raises UserError for settings that are wrong,
+    for a run that has a checkpoint made with others (see FREE_TO_CHANGE), and for a folder that holds something else.
     """
     started = out / CONFIG_FILE
     if not started.is_file():
@@ -63,6 +67,10 @@ def run_settings(out: Path, recipe: dict[str, Any] | None, overrides: list[tuple
         return load_settings(PretrainSettings, recipe, overrides)
     before = load_settings(PretrainSettings, load_recipe(started))
     settings = load_settings(PretrainSettings, load_recipe(started) if recipe is None else recipe, overrides)
+    if not any((out / "checkpoints").glob("step-*")):
+        return settings  # nothing is kept of that start
+    if settings.precision == "auto":
+        settings = replace(settings, precision=before.precision)
     changed = [
         f"{key} was {_value(before, key)} and is now {_value(settings, key)}"
         for key in (setting.key for setting in list_settings(PretrainSettings))
@@ -104,6 +112,11 @@ def model_config(settings: PretrainSettings, data: TrainingData) -> BertConfig:
                 f"{folder}: its word table has {config.vocab_size} rows, the corpus's vocabulary "
                 f"{data.corpus.vocab_size} entries; the folder's tokenizer and weights do not belong together"
             )
+        if settings.paired and config.type_vocab_size < 2:
+            raise UserError(
+                f"{folder}: has no embedding for a second segment (type_vocab_size {config.type_vocab_size}); use "
+                "--objective mlm"
+            )
     longest = max(phase.max_length for phase in settings.phases)
     if longest > config.max_position_embeddings:
         raise UserError(
@@ -116,14 +129,16 @@ def model_config(settings: PretrainSettings, data: TrainingData) -> BertConfig:
 def build_model(settings: PretrainSettings, data: TrainingData) -> BertForPreTraining:
     """A freshly initialized model, or the one in the folder `settings.model` names; float32 masters on the CPU."""
     config = model_config(settings, data)
-    paired = settings.objective != "mlm"
-    model = BertForPreTraining(config, next_sentence=paired).initialize(settings.seed)
+    model = BertForPreTraining(config, next_sentence=settings.paired).initialize(settings.seed)
     if settings.model not in SIZES:
         source, report, _ = load_model(settings.model)
-        model.load_state_dict(source.state_dict())
-        absent = report.missing_from("mlm", *(("pooler", "nsp") if paired else ()))
-        if absent:
-            say(f"{settings.model}: {len(absent)} tensors of the heads are not in it and start afresh: {absent[0]} …")
+        absent = set(report.missing)
+        # what the file lacks starts from this run's seed
+        found = {n: t for n, t in source.state_dict().items() if absent.isdisjoint(hugging_face_names(n))}
+        model.load_state_dict(found, strict=False)
+        wanted = report.missing_from("mlm", *(("pooler", "nsp") if settings.paired else ()))
+        if wanted:
+            say(f"warning: {settings.model}: these are not in it and start from random values: {', '.join(wanted)}")
     elif settings.output_bias == "unigram":
         counts = torch.from_numpy(data.corpus.token_counts).double()
         counts[list(data.corpus.special_ids)] = 0
@@ -134,43 +149,66 @@ def build_model(settings: PretrainSettings, data: TrainingData) -> BertForPreTra
     return model
 
 
-def training_stream(settings: PretrainSettings, data: TrainingData, max_length: int) -> BatchStream:
-    """Batches of the training documents. Raises UserError when the objective cannot be built from them."""
-    return BatchStream(
-        data.corpus.split("train"),
-        data.info,
-        objective=settings.objective,
-        max_length=max_length,
-        batch_size=settings.batch_size,
-        seed=settings.seed,
-        masking=settings.masking,
-        short_share=settings.examples.short_share,
-    )
+def resume_model(
+    settings: PretrainSettings, data: TrainingData, checkpoint: Checkpoint
+) -> tuple[BertForPreTraining, RunState]:
+    """A model of the checkpoint's architecture, not initialized (its weights are to be loaded), and the run's state.
+
+    Raises UserError when the corpus is another one than the run began with: its position in the text and its schedule
+    would be of another text.
+    """
+    state = RunState.from_dict(checkpoint.state)
+    if state.corpus_sha256 != data.corpus.sha256:
+        raise UserError(
+            f"data: {settings.data} is not the corpus that the run in {checkpoint.folder.parent.parent} began with; "
+            "name that one to resume it, or go on from its finished model on this text with --model RUN/model and "
+            "another --out"
+        )
+    return BertForPreTraining(BertConfig.from_dict(state.architecture), next_sentence=settings.paired), state
+
+
+def training_streams(settings: PretrainSettings, data: TrainingData) -> dict[int, BatchStream]:
+    """Batches of the training documents by sequence length, for each length the run will come to.
+
+    Raises UserError when the objective cannot be built from them.
+    """
+    return {
+        length: BatchStream(
+            data.corpus.split("train"),
+            data.info,
+            objective=settings.objective,
+            max_length=length,
+            batch_size=settings.batch_size,
+            seed=settings.seed,
+            masking=settings.masking,
+            short_share=settings.examples.short_share,
+        )
+        for length in {phase.max_length: None for phase in settings.phases}
+    }
 
 
 def evaluation_stream(settings: PretrainSettings, data: TrainingData) -> BatchStream | None:
-    """Batches of the held-out documents, None when nothing was held out.
+    """Batches of the held-out documents, of the run's first sequence length; None, and the reason said, without any.
 
     Where they are too few to offer random next segments, these come from the training documents.
     """
     held_out, train = data.corpus.split("held-out"), data.corpus.split("train")
     if not held_out.tokens:
+        say("warning: no held-out documents to evaluate on; prepare the corpus with a larger --held-out share")
         return None
     options: dict[str, Any] = {
         "objective": settings.objective,
         "max_length": settings.max_length,
-        "batch_size": max(1, 8192 // settings.max_length),
+        "batch_size": max(1, _EVALUATION_TOKENS // settings.max_length),
         "masking": settings.masking,
         "short_share": settings.examples.short_share,
     }
+    if settings.objective == "mlm+nsp" and held_out.documents < 2:
+        options["random_split"] = train
     try:
         return BatchStream(held_out, data.info, **options)
-    except UserError:
-        if settings.objective != "mlm+nsp":
-            return None
-    try:
-        return BatchStream(held_out, data.info, random_split=train, **options)
-    except UserError:
+    except UserError as error:
+        say(f"warning: the held-out documents cannot be evaluated on: {error}")
         return None
 
 
@@ -179,3 +217,19 @@ def micro_batch_size(settings: PretrainSettings, max_length: int, device: torch.
     if settings.micro_batch_size is not None:
         return min(settings.micro_batch_size, settings.batch_size)
     return min(settings.batch_size, max(1, _MICRO_TOKENS[device.type] // max_length))
+
+
+def take_machine(state: RunState, settings: PretrainSettings, machine: Machine) -> None:
+    """Note in `state` what rounding depends on here, and say so if the run began with something else."""
+    now = Arithmetic(
+        precision=machine.precision,
+        device=machine.device.type if machine.device.type == "cpu" else torch.cuda.get_device_name(machine.device),
+        threads=torch.get_num_threads(),
+        instructions=torch.backends.cpu.get_cpu_capability(),
+        torch=torch.__version__,
+    )
+    before, state.arithmetic = state.arithmetic, now
+    if before is not None and (changes := before.differences(now)):
+        say(f"warning: the run began otherwise ({changes}): from here on it equals an unbroken run up to rounding only")
+    if settings.micro_batch_size is not None or (before is not None and before.device != now.device):
+        state.micro_batch_size = 0  # to be chosen anew

@@ -7,14 +7,16 @@ interval, of an epoch and of a budget, and counts on.
 import contextlib
 import fcntl
 import math
+import os
 import signal
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 from bertsmith.corpus.batches import BatchCounts, StreamPosition
+from bertsmith.corpus.windows import CorpusIndex
 from bertsmith.errors import UserError
 from bertsmith.storage import disk_errors
 from bertsmith.training.evaluation import Evaluation
@@ -25,12 +27,13 @@ MOST_BAD_STEPS = 10
 
 @dataclass
 class LogWindow:
-    """Sums since the last log line."""
+    """Sums since the last log line; `learning_rate` is that of the last step."""
 
     steps: int = 0
     mlm_loss: float = 0.0
     nsp_loss: float = 0.0
     grad_norm: float = 0.0
+    learning_rate: float = 0.0
     tokens: int = 0
     flops: float = 0.0
     seconds: float = 0.0
@@ -38,20 +41,49 @@ class LogWindow:
 
 @dataclass
 class Divergence:
-    """Tells a loss that runs away from one that is merely noisy: the moving average 2 nats above the best it has been,
-    or above what guessing at random gives, for five log lines in a row."""
+    """Tells a loss that runs away from one that is merely noisy.
+
+    A run should stop when the moving average of its loss stays, for five log lines in a row, 2 nats above the best it
+    has been or 1 above what guessing at random gives, and as much more as noise explains: four standard deviations of
+    that average, estimated from the differences between neighbouring lines, which a trend hardly touches.
+    """
 
     average: float | None = None
-    best: float = math.inf
+    best: float | None = None
+    last: float | None = None
+    variance: float = 0.0
     strikes: int = 0
 
     def update(self, loss: float, worst: float) -> bool:
         """Take a log line's loss; `worst`: the loss of a guess at random. True when the run should stop."""
-        self.average = loss if self.average is None else 0.7 * self.average + 0.3 * loss
-        self.best = min(self.best, self.average)
-        bad = not self.average < min(self.best + 2.0, worst + 1.0)
-        self.strikes = self.strikes + 1 if bad else 0
+        average = loss if self.average is None else 0.7 * self.average + 0.3 * loss
+        step = 0.0 if self.last is None else loss - self.last
+        self.best = average if self.best is None else min(self.best, average)
+        self.variance = 0.9 * self.variance + 0.1 * step**2 / 2
+        self.average, self.last = average, loss
+        noise = 4 * math.sqrt(self.variance * 0.3 / 1.7)
+        self.strikes = self.strikes + 1 if not average < min(self.best + 2, worst + 1) + noise else 0
         return self.strikes >= 5
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """What rounding depends on: a run is bit-equal to another only if all of this is."""
+
+    precision: str
+    device: str
+    threads: int
+    instructions: str
+    """The widest vector instructions PyTorch uses on this CPU."""
+    torch: str
+
+    def differences(self, now: "Arithmetic") -> str:
+        """What is not the same now, such as `threads 2 → 4, torch 2.12.0 → 2.13.0`; empty when all is."""
+        return ", ".join(
+            f"{entry.name} {before} → {after}"
+            for entry in fields(self)
+            if (before := getattr(self, entry.name)) != (after := getattr(now, entry.name))
+        )
 
 
 @dataclass
@@ -64,60 +96,120 @@ class RunState:
     seconds: float = 0.0
     step_seconds: float = 0.0
     flops: float = 0.0
+    possible_flops: float = 0.0
+    """What the measured matrix-product rate would have allowed in `step_seconds`."""
     phase: int = 0
+    micro_batch_size: int = 0
+    """Sequences at once in this phase; 0: not chosen yet."""
     position: StreamPosition = field(default_factory=StreamPosition)
+    epochs_passed_over: float = 0.0
+    """Share of the corpus that was left out where a phase began (see `enter_phase`)."""
     counts: BatchCounts = field(default_factory=BatchCounts)
     window: LogWindow = field(default_factory=LogWindow)
     divergence: Divergence = field(default_factory=Divergence)
     train_loss: float | None = None
     evaluated_step: int = -1
+    evaluated_examples: int = 0
+    """What `eval.examples` was at that evaluation."""
     evaluation: Evaluation | None = None
+    arithmetic: Arithmetic | None = None
+    corpus_sha256: str = ""
+    architecture: dict[str, Any] = field(default_factory=dict)
+    """config.json's content, so that a resumed run needs no other folder."""
+
+    @property
+    def epochs(self) -> float:
+        """Passes over the corpus so far, without what was passed over."""
+        return self.position.fraction - self.epochs_passed_over
+
+    def count_update(self, mlm_loss: float, nsp_loss: float, norm: float, learning_rate: float) -> None:
+        """An update was applied."""
+        self.step += 1
+        self.bad_in_a_row = 0
+        self.window.steps += 1
+        self.window.mlm_loss += mlm_loss
+        self.window.nsp_loss += nsp_loss
+        self.window.grad_norm += norm
+        self.window.learning_rate = learning_rate
+
+    def count_skip(self) -> None:
+        """A batch gave no finite loss or gradient; the step counter, and with it the schedule, stays where it is."""
+        self.skipped_steps += 1
+        self.bad_in_a_row += 1
+
+    def enter_phase(self, phase: int, corpus: CorpusIndex) -> None:
+        """Go on at another sequence length, from the start of the next window of the corpus.
+
+        That is the one kind of place that means the same text at every length. What is left of the window before it is
+        passed over and does not count as read.
+        """
+        before = self.position
+        if before.offset:
+            blocks = (before.window + 1) * corpus.window_blocks
+            if blocks < corpus.blocks:
+                fraction = before.epoch + blocks / corpus.blocks
+                self.position = StreamPosition(before.epoch, before.window + 1, 0, fraction)
+            else:
+                self.position = StreamPosition(before.epoch + 1, 0, 0, before.epoch + 1.0)
+            self.epochs_passed_over += self.position.fraction - before.fraction
+        self.phase, self.micro_batch_size = phase, 0
 
     def as_dict(self) -> dict[str, Any]:
         """For state.json."""
-        values = asdict(self)
-        if not math.isfinite(values["divergence"]["best"]):
-            values["divergence"]["best"] = None  # JSON has no word for infinity
-        return values
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "RunState":
-        """What `as_dict` gave."""
-        divergence = dict(values["divergence"])
-        if divergence["best"] is None:
-            divergence["best"] = math.inf
-        return cls(
-            **values
-            | {
-                "position": StreamPosition(**values["position"]),
-                "counts": BatchCounts(**values["counts"]),
-                "window": LogWindow(**values["window"]),
-                "divergence": Divergence(**divergence),
-                "evaluation": None if values["evaluation"] is None else Evaluation(**values["evaluation"]),
-            }
-        )
+        """What `as_dict` gave. Raises UserError when it is not of this version of bertsmith."""
+        try:
+            evaluation, arithmetic = values["evaluation"], values["arithmetic"]
+            return cls(
+                **values
+                | {
+                    "position": StreamPosition(**values["position"]),
+                    "counts": BatchCounts(**values["counts"]),
+                    "window": LogWindow(**values["window"]),
+                    "divergence": Divergence(**values["divergence"]),
+                    "evaluation": None if evaluation is None else Evaluation(**evaluation),
+                    "arithmetic": None if arithmetic is None else Arithmetic(**arithmetic),
+                }
+            )
+        except (KeyError, TypeError) as error:
+            raise UserError(
+                f"the checkpoint's state was written by another version of bertsmith ({error}); resume with that one"
+            ) from error
 
 
 @contextlib.contextmanager
 def locked_run(out: Path) -> Iterator[None]:
     """Hold the run folder for this process: two writers would remove each other's half-written files.
 
-    Raises UserError when another process holds it. The lock goes with the process, however it ends.
+    Raises UserError when another process holds it. The lock goes with the process, however it ends. A folder that did
+    not exist and in which nothing was written is removed again.
     """
+    path, existed = out / ".lock", out.exists()
     with disk_errors(out):
         out.mkdir(parents=True, exist_ok=True)
-        lock = (out / ".lock").open("wb")
+        lock = path.open("wb")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+        _lock(lock, out)
+        yield
+    finally:
+        if not existed and os.listdir(out) == [path.name]:
+            path.unlink()
+            out.rmdir()
         lock.close()
+
+
+def _lock(file: BinaryIO, out: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
         raise UserError(
             f"{out}: another process is training in this run folder; wait for it or choose another --out"
         ) from error
-    try:
-        yield
-    finally:
-        lock.close()
+    except OSError:
+        pass  # some network file systems know no locks: whether another process is there cannot be told
 
 
 class Interrupts:
