@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from bertsmith.corpus.batches import BatchStream
-from bertsmith.corpus.masking import TokenizerInfo
+from bertsmith.corpus.masking import MaskingOptions, TokenizerInfo
 from bertsmith.corpus.shards import TokenCorpus, open_corpus
 from bertsmith.errors import UserError
 from bertsmith.hardware import Machine
@@ -200,7 +200,8 @@ def evaluation_stream(settings: PretrainSettings, data: TrainingData) -> BatchSt
         "objective": settings.objective,
         "max_length": settings.max_length,
         "batch_size": max(1, _EVALUATION_TOKENS // settings.max_length),
-        "masking": settings.masking,
+        # the paper's masking whatever the training's is: losses of runs with other rates and units can be compared
+        "masking": MaskingOptions(),
         "short_share": settings.examples.short_share,
     }
     if settings.objective == "mlm+nsp" and held_out.documents < 2:
