@@ -18,9 +18,7 @@ from bertsmith import options
 from bertsmith.errors import UserError
 from bertsmith.options import (
     Recipe,
-    describe_settings,
     list_recipes,
-    list_settings,
     load_recipe,
     load_settings,
     parse_dotted,
@@ -453,25 +451,7 @@ sys.stdout.buffer.write(written.encode("utf-8"))
     assert outputs[0] == outputs[1] == f'data = "{file}"\n'.encode()
 
 
-# --- help
-
-
-def test_help_has_one_line_a_key() -> None:
-    lines = describe_settings(Settings).split("\n")
-    assert len(lines) == len(list_settings(Settings)) == 12
-    by_flag = {line.split("  ")[1]: " ".join(line.split()) for line in lines}
-    assert by_flag["--batch-size, --train.batch-size"] == (
-        "--batch-size, --train.batch-size a whole number; default 32. Sequences a step."
-    )
-    # only the first line of a longer help
-    assert by_flag["--train.optimizer.clip"].endswith("a number or none; default 1.0. Norm that gradients are cut to.")
-    assert "default 0.9,0.999." in by_flag["--train.optimizer.betas"]
-    assert "text; required." in describe_settings(WithRequired)
-
-
 def test_a_field_type_that_settings_cannot_hold_is_a_fault_of_ours() -> None:
     broken = dataclasses.make_dataclass("broken", [("x", dict, field(default_factory=dict))])
-    with pytest.raises(TypeError, match="settings cannot hold"):
-        describe_settings(broken)
     with pytest.raises(TypeError, match="settings cannot hold"):
         load_settings(broken, {"x": {}})

@@ -3,13 +3,15 @@
 The same functions as the commands call, at a size that two cores manage in a few minutes, offline.
 """
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 from bertsmith.demo_text import demo_text_paths
 from bertsmith.errors import UserError
-from bertsmith.progress import say
+from bertsmith.progress import format_seconds, say
+from bertsmith.storage import write_text
 
 VOCABULARY_SIZE = 8000
 # documents are chapters and few: enough of them are held out for NSP to draw random segments from
@@ -20,25 +22,29 @@ SENTENCES = (
     "“I do not [MASK] what you mean,” said Holmes.",
 )
 STAGES = ("vocab", "corpus", "run")
+# holds the stages' summaries; that it is there says that a demo made the folder, and a demo may clear it
+MARK = "demo.json"
 
 
-def run_demo(out: Path, minutes: float) -> dict[str, Any]:
+def run_demo(out: Path, minutes: float, seed: int = 0) -> dict[str, Any]:
     """Run every stage into `out` (what an earlier demo left there is replaced); returns the stages' summaries.
 
-    Raises UserError when `out` holds anything but an earlier demo's folders.
+    Raises UserError, before anything is removed or made, when `out` holds anything but an earlier demo's folders, and
+    for settings that make no sense.
     """
     from bertsmith.corpus.prepare import prepare_corpus
     from bertsmith.inference.fill import fill_masks
-    from bertsmith.options import load_recipe
+    from bertsmith.options import load_recipe, load_settings
     from bertsmith.text.vocabulary import build_vocabulary
     from bertsmith.training.loop import pretrain
-    from bertsmith.training.setup import run_settings
+    from bertsmith.training.settings import PretrainSettings
 
-    if out.is_file() or (out.is_dir() and {entry.name for entry in out.iterdir()} - set(STAGES)):
-        raise UserError(f"{out}: holds something else than an earlier demo; choose another --out")
-    for stage in STAGES:
-        shutil.rmtree(out / stage, ignore_errors=True)
     vocab, corpus, run = (out / stage for stage in STAGES)
+    overrides = [("data", str(corpus)), ("minutes", str(minutes)), ("seed", str(seed))]
+    settings = load_settings(PretrainSettings, load_recipe("demo"), overrides)
+    _ = settings.budget  # refuses an endless one
+    clear(out)
+    write_text(out / MARK, "{}\n")
     texts = demo_text_paths()
 
     say(f"1/4 vocabulary: bertsmith vocab TEXT --out {vocab} --size {VOCABULARY_SIZE}")
@@ -46,15 +52,32 @@ def run_demo(out: Path, minutes: float) -> dict[str, Any]:
     say(f"2/4 shards: bertsmith prepare TEXT --tokenizer {vocab} --out {corpus} --held-out {HELD_OUT}")
     summaries["prepare"] = prepare_corpus(texts, vocab, corpus, held_out=HELD_OUT)
     say(f"3/4 pre-training: bertsmith pretrain --data {corpus} --out {run} --recipe demo --minutes {minutes:g}")
-    overrides = [("data", str(corpus)), ("minutes", str(minutes))]
-    summaries["pretrain"] = result = pretrain(run_settings(run, load_recipe("demo"), overrides), run)
+    summaries["pretrain"] = result = pretrain(settings, run)
     say(f"4/4 filling masks: bertsmith fill {run / 'model'} TEXT")
     summaries["fill"] = fill_masks(run / "model", SENTENCES)
+    write_text(out / MARK, json.dumps(summaries, indent=1, ensure_ascii=True) + "\n")
     for text in summaries["fill"]["texts"]:
         say(f"  {text['text']}  →  {', '.join(guess['token'] for guess in text['masks'][0])}")
     say(
         f"held-out MLM loss {result['eval_mlm_loss']:.2f} (unigram entropy {result['unigram_entropy']:.2f}, "
-        f"ln V {result['ln_vocab']:.2f}), next-sentence accuracy {result['eval_nsp_accuracy']:.1%}; "
-        f"curve in {run / 'loss.png'}"
+        f"ln V {result['ln_vocab']:.2f}), next-sentence accuracy {result['eval_nsp_accuracy']:.1%} after "
+        f"{format_seconds(result['seconds'])} of training; curve in {run / 'loss.png'}"
     )
     return summaries
+
+
+def clear(out: Path) -> None:
+    """Remove an earlier demo's folders from `out`, also what one that was killed left half-written.
+
+    Raises UserError, and removes nothing, when there is anything else, or no MARK says that a demo made them.
+    """
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: a file stands where a folder is needed; choose another --out")
+    entries = {entry.name: entry for entry in out.iterdir()} if out.is_dir() else {}
+    strangers = sorted(name for name in entries if name != MARK and name.lstrip(".").partition(".")[0] not in STAGES)
+    if strangers or (entries and MARK not in entries):
+        what = ", ".join(strangers[:3]) if strangers else f"there is no {MARK}"
+        raise UserError(f"{out}: holds something else than an earlier demo ({what}); choose another --out")
+    for entry in entries.values():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)

@@ -1,32 +1,56 @@
-"""What `bertsmith info` says of a path: a corpus folder, a run, a checkpoint, a model folder or a tokenizer."""
+"""What `bertsmith info` says of a path: a corpus folder, a run, a checkpoint, a model folder or a tokenizer.
 
+It only reads: a run may be training while it is described. What is broken in a run is part of its description.
+"""
+
+import re
 from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import UserError
 
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
+# a file that stands for the folder it is in
+_TELLING_FILES = ("corpus.json", "config.toml", "config.json", "manifest.json", *_TOKENIZER_FILES)
+
 
 def describe_path(path: str | Path) -> dict[str, Any]:
     """A JSON-able description; its `kind` says what the folder is. Raises UserError when it is none of ours."""
     folder = Path(path)
+    if folder.is_file() and folder.name in _TELLING_FILES:
+        folder = folder.parent
     if not folder.is_dir():
-        raise UserError(f"{path}: is no folder; name a corpus, run, checkpoint, model or tokenizer folder")
+        what = "is no folder" if folder.exists() else "does not exist"
+        raise UserError(f"{path}: {what}; name a corpus, run, checkpoint, model or tokenizer folder")
+    kind = _kind_of(folder)
+    if kind is None:
+        inside = sorted(str(entry) for entry in folder.iterdir() if entry.is_dir() and _kind_of(entry))
+        hint = f"; name one of {', '.join(inside[:5])}" if inside else ""
+        raise UserError(f"{folder}: is no corpus, run, checkpoint, model or tokenizer folder{hint}")
+    describe = {
+        "corpus": _describe_corpus,
+        "run": _describe_run,
+        "checkpoint": _describe_checkpoint,
+        "model": _describe_model,
+        "tokenizer": _describe_tokenizer,
+    }[kind]
+    return {"kind": kind, "folder": str(folder)} | describe(folder)
+
+
+def _kind_of(folder: Path) -> str | None:
     names = {entry.name for entry in folder.iterdir()}
-    if {"manifest.json", "state.json"} <= names:
-        return _describe_checkpoint(folder)
-    if "config.toml" in names:
-        return _describe_run(folder)
+    for name, kind in (("manifest.json", "checkpoint"), ("corpus.json", "corpus"), ("config.toml", "run")):
+        if name in names:
+            return kind
     if "config.json" in names:
-        return _describe_model(folder)
-    if {"report.json", "tokenizer"} <= names:
-        from bertsmith.corpus.shards import describe_corpus
+        return "model"
+    return "tokenizer" if names.intersection(_TOKENIZER_FILES) else None
 
-        return describe_corpus(folder)
-    from bertsmith.text.tokenizer_files import is_tokenizer_folder
 
-    if is_tokenizer_folder(folder):
-        return {"kind": "tokenizer", "folder": str(folder)} | _describe_tokenizer(folder)
-    raise UserError(f"{path}: holds no corpus, run, checkpoint, model or tokenizer of bertsmith or Hugging Face")
+def _describe_corpus(folder: Path) -> dict[str, Any]:
+    from bertsmith.corpus.shards import describe_corpus
+
+    return describe_corpus(folder)
 
 
 def _describe_tokenizer(folder: Path) -> dict[str, Any]:
@@ -36,51 +60,81 @@ def _describe_tokenizer(folder: Path) -> dict[str, Any]:
     return {
         "vocab_size": tokenizer.vocab_size,
         "lowercase": tokenizer.lowercase,
-        "strip_accents": tokenizer.strip_accents,
+        "strip_accents": tokenizer.normalization.strips_accents,
+        "max_length": tokenizer.max_length,
         "fingerprint": tokenizer.fingerprint,
     }
 
 
 def _describe_model(folder: Path) -> dict[str, Any]:
     from bertsmith.model.weights import OBJECTIVE_KEY, load_model
-    from bertsmith.text.tokenizer_files import is_tokenizer_folder
 
     model, report, values = load_model(folder)
-    heads = {"mlm": "mlm", "nsp": "nsp", "pooler": "pooler"}
+    missing = {name: report.missing_from(name) for name in ("mlm", "nsp", "pooler")}
+    absent = {name for names in missing.values() for name in names}
+    has_tokenizer = any((folder / name).is_file() for name in _TOKENIZER_FILES)
     return {
-        "kind": "model",
-        "folder": str(folder),
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "encoder_parameters": sum(p.numel() for p in model.bert.parameters()),
-        "heads": [name for name, part in heads.items() if not report.missing_from(part)],
+        "parameters": _count_parameters(model, absent),
+        "encoder_parameters": _count_parameters(model.bert, absent, "bert."),
+        "heads": [name for name, tensors in missing.items() if not tensors],
         "unused_tensors": report.unused,
         "objective": values.get(OBJECTIVE_KEY),
         "config": model.config.to_dict(),
-        "tokenizer": _describe_tokenizer(folder) if is_tokenizer_folder(folder) else None,
+        "tokenizer": _describe_tokenizer(folder) if has_tokenizer else None,
     }
+
+
+def _count_parameters(module: Any, absent: set[str], prefix: str = "") -> int:
+    """Parameters of the tensors that the file holds."""
+    from bertsmith.model.weights import hugging_face_names
+
+    return sum(
+        parameter.numel()
+        for name, parameter in module.named_parameters()
+        if not absent.intersection(hugging_face_names(prefix + name))
+    )
 
 
 def _describe_checkpoint(folder: Path) -> dict[str, Any]:
     from bertsmith.training.checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(folder)
-    return {"kind": "checkpoint", "folder": str(folder), "step": checkpoint.step, "state": checkpoint.state}
+    return {"step": checkpoint.step, "state": checkpoint.state}
 
 
 def _describe_run(folder: Path) -> dict[str, Any]:
     from bertsmith.options import load_recipe
-    from bertsmith.training.checkpoint import find_newest_checkpoint
     from bertsmith.training.metrics_log import read_metrics
 
-    checkpoint, broken = find_newest_checkpoint(folder)
+    settings = dict(load_recipe(folder / "config.toml"))
     metrics = read_metrics(folder) if (folder / "metrics.jsonl").is_file() else []
+    training = [line for line in metrics if line.get("loss") is not None]
+    evaluations = [line for line in metrics if line.get("eval_loss") is not None]
+    newest, broken = _find_checkpoint(folder / "checkpoints")
     return {
-        "kind": "run",
-        "folder": str(folder),
-        "settings": dict(load_recipe(folder / "config.toml")),
-        "newest_checkpoint": str(checkpoint.folder) if checkpoint else None,
-        "step": checkpoint.step if checkpoint else 0,
+        "step": 0 if newest is None else newest.step,
+        "newest_checkpoint": None if newest is None else str(newest.folder),
         "broken_checkpoints": broken,
         "finished_model": str(folder / "model") if (folder / "model").is_dir() else None,
-        "last_metrics": metrics[-1] if metrics else None,
+        "last_metrics": training[-1] if training else None,
+        "last_evaluation": evaluations[-1] if evaluations else None,
+        "settings": settings,
     }
+
+
+def _find_checkpoint(folder: Path) -> tuple[Any, list[str]]:
+    """The newest complete checkpoint, or None, and a sentence for each newer one that is broken.
+
+    Unlike `find_newest_checkpoint`, which a run calls for itself, this tidies nothing: the run may be writing there.
+    """
+    from bertsmith.training.checkpoint import open_checkpoint
+
+    steps = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d{8,}", path.name)]
+    broken: list[str] = []
+    for path in sorted(steps, key=lambda path: int(path.name.partition("-")[2]), reverse=True):
+        try:
+            return open_checkpoint(path), broken
+        except UserError as error:
+            if path.exists():  # the run may have removed it while it was read
+                broken.append(str(error))
+    return None, broken

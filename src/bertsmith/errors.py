@@ -9,3 +9,19 @@ def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
     """Raise UserError unless `value` is among `allowed`; the message names both."""
     if value not in allowed:
         raise UserError(f"{name}: {value!r} is not known; use one of {', '.join(allowed)}")
+
+
+def why_out_of_memory(error: BaseException) -> str | None:
+    """A sentence for the user when `error` says that memory ran out, on the CPU or a GPU; None otherwise."""
+    # torch raises a RuntimeError on the CPU, an OutOfMemoryError of its own on CUDA; Arrow a MemoryError of its own
+    if not (
+        isinstance(error, MemoryError)
+        or type(error).__name__ in ("OutOfMemoryError", "ArrowMemoryError")
+        or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+    ):
+        return None
+    detail = str(error).partition("\n")[0].strip()
+    return (
+        f"not enough memory{f' ({detail})' if detail else ''}; use a smaller --micro-batch-size or --batch, shorter "
+        "sequences, a smaller --model or fewer --workers"
+    )

@@ -128,6 +128,23 @@ def describe_type(annotation: Any) -> str:
     return words_of[annotation]
 
 
+def placeholder(annotation: Any) -> str:
+    """What stands for the value in a usage line: `N`, `X`, `true|false`, `tiny|mini`, `N,N`."""
+    arguments = typing.get_args(annotation)
+    if _is_union(annotation):
+        return "|".join(placeholder(member) for member in arguments if member is not type(None))
+    if typing.get_origin(annotation) is Literal:
+        return "|".join(map(str, arguments))
+    if typing.get_origin(annotation) is tuple:
+        if len(arguments) == 2 and arguments[1] is ...:
+            return f"{placeholder(arguments[0])},…"
+        return ",".join(map(placeholder, arguments))
+    names = {bool: "true|false", int: "N", float: "X", str: "TEXT"}
+    if annotation not in names:
+        raise TypeError(f"settings cannot hold {annotation!r}")
+    return names[annotation]
+
+
 def to_toml_value(value: Any) -> Any:
     """The TOML value that `convert` turns into `value` again. Raises ValueError for a text that is not Unicode."""
     if isinstance(value, tuple):

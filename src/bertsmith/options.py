@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import tomli_w
 
 from bertsmith.errors import UserError
-from bertsmith.option_values import convert, describe_type, show_value, to_toml_value
+from bertsmith.option_values import convert, describe_type, to_toml_value
 
 T = TypeVar("T")
 COMMAND_LINE = "command line"
@@ -337,17 +337,3 @@ def _toml_value(value: Any, key: str) -> Any:
         return to_toml_value(value)
     except ValueError as error:
         raise UserError(f"{key}: {error}; it cannot be written to a recipe") from error
-
-
-def describe_settings(cls: type) -> str:
-    """One line a key for `--help`: the flag, what may be given, the default, the help."""
-    rows = []
-    for setting in list_settings(cls):
-        dotted = "--" + setting.key.replace("_", "-")
-        flag = dotted if setting.flag == dotted else f"{setting.flag}, {dotted}"
-        default = setting.default
-        shown = "required" if default is dataclasses.MISSING else f"default {show_value(default)}"
-        help_line = str(setting.field.metadata.get("help", "")).partition("\n")[0]
-        rows.append((flag, f"{describe_type(setting.annotation)}; {shown}. {help_line}".rstrip()))
-    width = max((len(flag) for flag, _ in rows), default=0)
-    return "\n".join(f"  {flag:<{width}}  {text}" for flag, text in rows)

@@ -3,93 +3,139 @@
 Texts in, one result a text out. Only the literal `[MASK]` is special here; whatever else looks like a token is text.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bertsmith.errors import UserError
+from bertsmith.errors import UserError, one_of
 from bertsmith.hardware import PRECISIONS, choose_device
-from bertsmith.model.weights import load_model
+from bertsmith.model.bert import BertForPreTraining
+from bertsmith.model.weights import CONFIG, load_model
+from bertsmith.progress import say
 from bertsmith.text.tokenizer import BertTokenizer, load_tokenizer
 
 MASK = "[MASK]"
-# tokens that go through the model at once
-_BATCH_TOKENS = 8192
+# Tokens that go through the model at once; should all of them be masks, their probabilities fit in memory.
+_BATCH_TOKENS = 2048
+_MOST_PROBLEMS = 5
+_MANY_UNKNOWN = 0.05
 
 
-def encode_with_masks(text: str, number: int, tokenizer: BertTokenizer, limit: int) -> list[int]:
+def encode_with_masks(text: str, place: str, tokenizer: BertTokenizer, limit: int) -> list[int]:
     """`[CLS]` text `[SEP]` as ids, each literal `[MASK]` being the mask token.
 
-    Raises UserError, naming the text by `number` (from 1), when it holds no mask or more than `limit` tokens.
+    Raises UserError, naming the text by `place`, when it holds no mask or gives more than `limit` tokens.
     """
     pieces = text.split(MASK)
     if len(pieces) == 1:
-        raise UserError(f"text {number}: holds no {MASK}; write {MASK} where a token is to be guessed")
+        raise UserError(f"{place}: holds no {MASK}; write {MASK} where a token is to be guessed")
     encoded = tokenizer.encode_ids(pieces)
     ids = [tokenizer.cls_id, *encoded[0]]
     for piece in encoded[1:]:
         ids += [tokenizer.mask_id, *piece]
     ids.append(tokenizer.sep_id)
     if len(ids) > limit:
-        raise UserError(f"text {number}: {len(ids)} tokens are more than the model's {limit}; shorten the text")
+        raise UserError(f"{place}: {len(ids)} tokens are more than the model's {limit}; shorten the text")
     return ids
 
 
-@torch.inference_mode()
 def fill_masks(
-    folder: str | Path, texts: Sequence[str], top: int = 5, device: str = "auto", precision: str = "auto"
+    folder: str | Path,
+    texts: Sequence[str],
+    top: int = 5,
+    device: str = "auto",
+    precision: str = "auto",
+    places: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """The `top` tokens with probabilities for each mask of each text, as the JSON summary of `bertsmith fill`.
 
-    Raises UserError for a folder without a trained MLM head, a text without masks or longer than the model's positions.
+    `folder`: a model, or a run whose model is finished. `places`: what messages call the texts (default `text 1` …).
+    `precision` auto is fp32: the few texts gain nothing from less.
+
+    Raises UserError, before anything is computed, for a folder without a trained MLM head, and naming every text
+    without masks or longer than the model's positions.
     """
     if top < 1:
         raise UserError(f"--top {top}: a number from 1 up is needed")
-    model, report, _ = load_model(folder)
+    where = choose_device(device)
+    one_of("precision", precision, ("auto", *PRECISIONS))
+    model_folder = find_model(folder)
+    model, report, _ = load_model(model_folder)
     absent = report.missing_from("mlm")
     if absent:
-        raise UserError(f"{folder}: has no masked-LM head ({absent[0]} is missing); use a pre-trained model")
-    tokenizer = load_tokenizer(folder)
+        raise UserError(f"{model_folder}: has no masked-LM head ({absent[0]} is missing); use a pre-trained model")
+    tokenizer = load_tokenizer(model_folder)
     if tokenizer.vocab_size > model.config.vocab_size:
         raise UserError(
-            f"{folder}: its tokenizer has {tokenizer.vocab_size} entries, its word table {model.config.vocab_size}; "
-            "they do not belong together"
+            f"{model_folder}: its tokenizer has {tokenizer.vocab_size} entries, its word table "
+            f"{model.config.vocab_size}; they do not belong together"
         )
-    rows = [
-        encode_with_masks(text, number, tokenizer, model.config.max_position_embeddings)
-        for number, text in enumerate(texts, 1)
-    ]
-    place = choose_device(device)
-    model = model.to(place).eval()
-    # a few short texts gain nothing from measuring which arithmetic is faster
+    rows = _encode_all(texts, places, tokenizer, model.config.max_position_embeddings)
+    unknown = sum(row.count(tokenizer.unk_id) for row in rows) / max(sum(map(len, rows)), 1)
+    if unknown > _MANY_UNKNOWN:
+        say(f"warning: {unknown:.0%} of the tokens are [UNK]: the vocabulary does not know these texts' words")
+    model = model.to(where).eval()
     model.bert.compute_dtype = PRECISIONS["fp32" if precision == "auto" else precision]
-
-    results: list[dict[str, Any]] = []
+    results = []
     for first, last in _batches(rows):
-        part = rows[first:last]
-        lengths = torch.tensor([len(row) for row in part])
-        starts = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]).to(place)
-        ids = torch.tensor([i for row in part for i in row], device=place)
-        positions = torch.cat([torch.arange(len(row)) for row in part]).to(place)
-        masked = (ids == tokenizer.mask_id).nonzero()[:, 0]
-        logits, _ = model.logits(ids, torch.zeros_like(ids), positions, starts, masked)
-        # rows of a padded word table past the vocabulary are no tokens
-        best = logits[:, : tokenizer.vocab_size].softmax(-1).topk(min(top, tokenizer.vocab_size), -1)
-        guesses = iter(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-        for text, row in zip(texts[first:last], part, strict=True):
-            masks = []
-            for _ in range(row.count(tokenizer.mask_id)):
-                tokens, shares = next(guesses)
-                masks.append(
-                    [
-                        {"token": tokenizer.id_to_token(token), "probability": share}
-                        for token, share in zip(tokens, shares, strict=True)
-                    ]
-                )
-            results.append({"text": text, "masks": masks})
+        guesses = _guess(model, tokenizer, rows[first:last], top)
+        results += [{"text": text, "masks": masks} for text, masks in zip(texts[first:last], guesses, strict=True)]
     return {"model": str(folder), "texts": results}
+
+
+def find_model(folder: str | Path) -> Path:
+    """The model folder itself, or that of a finished run. Raises UserError for a run that has no model yet."""
+    path = Path(folder)
+    if (path / "config.toml").is_file() and not (path / CONFIG).is_file():
+        if not (path / "model").is_dir():
+            raise UserError(f"{folder}: this run has no finished model yet; let `bertsmith pretrain` end first")
+        return path / "model"
+    return path
+
+
+def _encode_all(
+    texts: Sequence[str], places: Sequence[str] | None, tokenizer: BertTokenizer, limit: int
+) -> list[list[int]]:
+    """The ids of every text; one UserError names the first few that cannot be used."""
+    rows, problems = [], []
+    for number, text in enumerate(texts, 1):
+        try:
+            place = places[number - 1] if places is not None else f"text {number}"
+            rows.append(encode_with_masks(text, place, tokenizer, limit))
+        except UserError as error:
+            problems.append(str(error))
+    if problems:
+        more = f"\n… and {len(problems) - _MOST_PROBLEMS} more" if len(problems) > _MOST_PROBLEMS else ""
+        raise UserError("\n".join(problems[:_MOST_PROBLEMS]) + more)
+    return rows
+
+
+@torch.inference_mode()
+def _guess(
+    model: BertForPreTraining, tokenizer: BertTokenizer, rows: list[list[int]], top: int
+) -> Iterator[list[list[dict[str, Any]]]]:
+    """For each row, for each of its masks: the `top` tokens with their probabilities, the likeliest first."""
+    where = next(model.parameters()).device
+    starts = torch.tensor([0, *itertools.accumulate(map(len, rows))], device=where)  # (N + 1,)
+    ids = torch.tensor([i for row in rows for i in row], device=where)  # (T,)
+    positions = torch.cat([torch.arange(len(row)) for row in rows]).to(where)  # (T,)
+    masked = (ids == tokenizer.mask_id).nonzero()[:, 0]  # (M,)
+    logits, _ = model.logits(ids, torch.zeros_like(ids), positions, starts, masked)  # (M, V)
+    # rows of a padded word table past the vocabulary are no tokens
+    shares = logits[:, : tokenizer.vocab_size].float().softmax(-1)
+    best = shares.topk(min(top, tokenizer.vocab_size), -1)
+    guesses = iter(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    for row in rows:
+        yield [
+            [
+                {"token": tokenizer.id_to_token(token), "probability": share}
+                for token, share in zip(*next(guesses), strict=True)
+            ]
+            for _ in range(row.count(tokenizer.mask_id))
+        ]
 
 
 def _batches(rows: list[list[int]]) -> list[tuple[int, int]]:

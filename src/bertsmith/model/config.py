@@ -82,9 +82,9 @@ class BertConfig:
         """From a parsed `config.json`; keys that do not shape a BERT encoder are left alone."""
         model_type = values.get("model_type", "bert")
         if model_type != "bert":
-            raise UserError(f"config.json: model_type is {model_type!r}; only 'bert' can be opened")
+            raise UserError(f"model_type is {model_type!r}; only 'bert' can be opened")
         if values.get("position_embedding_type", "absolute") != "absolute":
-            raise UserError("config.json: position_embedding_type is not 'absolute'; only learned positions are known")
+            raise UserError("position_embedding_type is not 'absolute'; only learned positions are known")
         known = {field.name for field in fields(cls)}
         return cls(**{key: value for key, value in values.items() if key in known and value is not None})
 

@@ -144,7 +144,10 @@ def read_config(folder: Path) -> tuple[BertConfig, dict[str, Any]]:
         raise UserError(f"{path}: not valid JSON ({error})") from error
     if not isinstance(values, dict):
         raise UserError(f"{path}: holds no JSON object")
-    return BertConfig.from_dict(values), values
+    try:
+        return BertConfig.from_dict(values), values
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
 
 
 def load_model(folder: Path | str, next_sentence: bool = True) -> tuple[BertForPreTraining, LoadReport, dict[str, Any]]:

@@ -39,17 +39,14 @@ def synthetic_batch(batch: int, length: int, device: torch.device, seed: int = 0
 class StepTimer:
     """A model and an optimizer that take steps on one synthetic batch; `take()` times one."""
 
-    def __init__(self, size: str, batch: int, length: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, size: str, batch: int, length: int, device: torch.device, dtype: torch.dtype, seed: int = 0
+    ) -> None:
         self.config = BertConfig.of_size(size, VOCAB_SIZE)
-        if length > self.config.max_position_embeddings or length < 2 or batch < 1:
-            raise UserError(
-                f"--batch {batch} --length {length}: at least one row, of 2 to "
-                f"{self.config.max_position_embeddings} tokens, is needed"
-            )
-        self.model = BertForPreTraining(self.config).initialize(0).to(device)
+        self.model = BertForPreTraining(self.config).initialize(seed).to(device)
         self.model.bert.compute_dtype = dtype
         self.optimizer = PretrainingOptimizer(self.model.named_parameters(), OptimizerSettings())
-        self.batch, self.device, self.steps = synthetic_batch(batch, length, device), device, 0
+        self.batch, self.device, self.steps = synthetic_batch(batch, length, device, seed), device, 0
         masked = len(self.batch["masked_labels"])
         self.scales = {"mlm_scale": 1 / masked, "nsp_scale": 1 / batch}
         self.tokens = batch * length
@@ -70,13 +67,21 @@ class StepTimer:
 
 
 def benchmark_pretraining(
-    size: str, batch: int, length: int, steps: int = 10, device: str = "auto", precision: str = "auto"
+    size: str, batch: int, length: int, steps: int = 10, device: str = "auto", precision: str = "auto", seed: int = 0
 ) -> dict[str, Any]:
-    """The median of `steps` timed steps after two that warm up: the JSON summary of `bertsmith bench pretrain`."""
+    """The median of `steps` timed steps after two that warm up: the JSON summary of `bertsmith bench pretrain`.
+
+    Raises UserError, before anything is timed, for sizes and numbers that make no sense.
+    """
+    longest = BertConfig.of_size(size, VOCAB_SIZE).max_position_embeddings
+    if not 2 <= length <= longest or batch < 1:
+        raise UserError(f"--batch {batch} --length {length}: at least one row, of 2 to {longest} tokens, is needed")
     if steps < 1:
         raise UserError(f"--steps {steps}: at least one is needed")
+    if not 0 <= seed < 2**63:
+        raise UserError(f"--seed {seed}: a number from 0 to 2^63 - 1 is needed")
     machine = prepare_machine(device, precision)
-    timer = StepTimer(size, batch, length, machine.device, machine.dtype)
+    timer = StepTimer(size, batch, length, machine.device, machine.dtype, seed)
     for _ in range(2):
         timer.take()
     seconds = statistics.median(timer.take() for _ in range(steps))
