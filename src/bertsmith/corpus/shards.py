@@ -7,6 +7,7 @@ pyarrow read either. No text, no masks, no padding and no copies of a document a
 """
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -100,7 +101,7 @@ class Shard:
             if size != self.entry.bytes:
                 raise UserError(f"{self.path}: {size:,} of {self.entry.bytes:,} bytes are there; the file {broken}")
             # Closing the file gives its descriptor back at once; the mapping lives as long as the arrays do.
-            with pa.memory_map(str(self.path)) as source:
+            with pa.memory_map(os.fsencode(self.path)) as source:
                 reader = pa.ipc.open_file(source)
                 schema, batches = reader.schema, [reader.get_batch(i) for i in range(reader.num_record_batches)]
             for batch in batches:

@@ -6,6 +6,7 @@ one shard's worth of ids for each split.
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -90,7 +91,7 @@ class ShardWriter:
         batch = pa.RecordBatch.from_arrays(columns, schema=self.schema)
         path = self.folder / f"{self.split}-{len(self.entries):05d}.arrow"
         with disk_errors(path):
-            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, self.schema) as writer:
+            with pa.OSFile(os.fsencode(path), "wb") as sink, pa.ipc.new_file(sink, self.schema) as writer:
                 writer.write_batch(batch)
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()

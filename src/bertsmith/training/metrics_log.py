@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from bertsmith.progress import format_seconds, write_stderr
+from bertsmith.progress import format_seconds, say, write_stderr
 from bertsmith.storage import atomic_file, disk_errors, sync
 
 Number = float | int | None
@@ -37,10 +37,15 @@ class MetricsLog:
             # here, not at the top: only training needs it, and it is slow to import
             from torch.utils.tensorboard import SummaryWriter
 
-            with disk_errors(run / "tensorboard"):
-                # TensorBoard forgets what it has seen from `purge_step` on
-                self._tensorboard = SummaryWriter(
-                    str(run / "tensorboard"), purge_step=0 if resume_step is None else resume_step + 1
+            try:
+                with disk_errors(run / "tensorboard"):
+                    # TensorBoard forgets what it has seen from `purge_step` on
+                    self._tensorboard = SummaryWriter(
+                        str(run / "tensorboard"), purge_step=0 if resume_step is None else resume_step + 1
+                    )
+            except UnicodeEncodeError:
+                say(
+                    f"warning: TensorBoard cannot write to {run} under this locale (use LC_ALL=C.UTF-8) and is left out"
                 )
 
     def __enter__(self) -> "MetricsLog":
