@@ -44,8 +44,9 @@ class Divergence:
     """Tells a loss that runs away from one that is merely noisy.
 
     A run should stop when the moving average of its loss stays, for five log lines in a row, 2 nats above the best it
-    has been or 1 above what guessing at random gives, and as much more as noise explains: four standard deviations of
-    that average, estimated from the differences between neighbouring lines, which a trend hardly touches.
+    has been or 1 above what guessing at random gives, and as much more as noise explains: six standard deviations of
+    that average (the best of many is a lucky one), estimated from the differences between neighbouring lines, which a
+    trend hardly touches.
     """
 
     average: float | None = None
@@ -61,7 +62,7 @@ class Divergence:
         self.best = average if self.best is None else min(self.best, average)
         self.variance = 0.9 * self.variance + 0.1 * step**2 / 2
         self.average, self.last = average, loss
-        noise = 4 * math.sqrt(self.variance * 0.3 / 1.7)
+        noise = 6 * math.sqrt(self.variance * 0.3 / 1.7)
         self.strikes = self.strikes + 1 if not average < min(self.best + 2, worst + 1) + noise else 0
         return self.strikes >= 5
 
