@@ -132,6 +132,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder to fill; on success it becomes `path` (replacing it), on any error it is removed."""
     with disk_errors(path):
+        named = path
         path, partial = _beside(path)
         # rename(2) cannot replace a folder that is not empty: the old one steps aside first
         aside = path.with_name(f".{path.name}{PARTIAL}{_ASIDE}{os.getpid()}")
@@ -146,10 +147,12 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             os.rename(partial, path)
             shutil.rmtree(aside, ignore_errors=True)
             sync(path.parent)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(partial, ignore_errors=True)
             if aside.exists() and not path.exists():
                 os.rename(aside, path)
+            if isinstance(error, UserError) and str(partial) in str(error):
+                raise UserError(str(error).replace(str(partial), str(named))) from error
             raise
 
 
