@@ -1,9 +1,13 @@
 """Fixtures every test folder shares."""
 
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from command_line import TINY, bertsmith, write_texts
 
 
 @pytest.fixture(scope="session")
@@ -14,6 +18,48 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"real data not found at {folder}; name its folder in BERTSMITH_SHARED_DATA")
     return folder
+
+
+@dataclass(frozen=True)
+class Made:
+    """What the commands made of a little text, one after the other, and the summary each printed with --json."""
+
+    folder: Path
+    summaries: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def texts(self) -> Path:
+        return self.folder / "texts é"
+
+    @property
+    def vocab(self) -> Path:
+        return self.folder / "vocab"
+
+    @property
+    def corpus(self) -> Path:
+        return self.folder / "corpus"
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def model(self) -> Path:
+        return self.run / "model"
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Texts, vocabulary, corpus and a finished run of 6 steps. Tests must not change them."""
+    made = Made(tmp_path_factory.mktemp("made"))
+    write_texts(made.texts)
+    for name, arguments in {
+        "vocab": (made.texts, "--out", made.vocab, "--size", 120, "--workers", 1),
+        "prepare": (made.texts, "--tokenizer", made.vocab, "--out", made.corpus, "--held-out", 0.3, "--workers", 1),
+        "pretrain": ("--data", made.corpus, "--out", made.run, "--steps", 6, *TINY),
+    }.items():
+        made.summaries[name] = bertsmith(name, *arguments, "--json").json
+    return made
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
