@@ -154,6 +154,7 @@ def _pretrain(settings: PretrainSettings, out: Path) -> dict[str, Any]:
                     break
                 if checkpoint is not None and resume_seconds is None:
                     resume_seconds = time.monotonic() - model_built
+                    say(f"training goes on {resume_seconds:.2f} s after the model was built")
                 if is_first:
                     for n in range(min(settings.log.examples, len(batch))):
                         say(describe_example(batch, n, data.tokenizer, settings.objective))
