@@ -12,31 +12,8 @@ from typing import Any
 
 from bertsmith.cli import main
 
-WORDS = [
-    "the",
-    "a",
-    "cat",
-    "dog",
-    "house",
-    "tree",
-    "river",
-    "café",
-    "中",
-    "♡",
-    "runs",
-    "sleeps",
-    "sees",
-    "likes",
-    "big",
-    "small",
-    "old",
-    "young",
-    "and",
-    "but",
-    "because",
-    "night",
-    "day",
-]
+PROSE = "the a cat dog house tree river café 中 ♡ runs sleeps sees likes big small old young and but because night day"
+WORDS = PROSE.split()
 # a run of seconds
 TINY = ("--model", "tiny", "--batch-size", "4", "--max-length", "32", "--precision", "fp32", "--log.examples", "0")
 

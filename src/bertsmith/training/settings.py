@@ -216,7 +216,7 @@ class PretrainSettings:
             faults.append(f"clip_norm: {self.clip_norm} is not above 0")
         if not 0 <= self.warmup < math.inf or (self.warmup >= 1 and self.warmup != int(self.warmup)):
             faults.append(f"warmup: {self.warmup} is neither a whole number of steps nor a share below 1")
-        elif self.steps is not None and self.warmup > self.steps:
+        elif self.steps is not None and self.warmup > max(self.steps, 1):
             faults.append(f"warmup, steps: a warm-up of {self.warmup:.0f} steps is longer than the run of {self.steps}")
         if not 0 <= self.seed < 2**63:
             faults.append(f"seed: {self.seed} is not a number from 0 to 2^63 - 1")
