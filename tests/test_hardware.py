@@ -1,0 +1,126 @@
+"""The machine: its measured limit counts the right arithmetic, the faster precision is taken, memory is kept."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from bertsmith import hardware
+from bertsmith.errors import UserError
+from bertsmith.hardware import Machine, choose_device, measure_matmul, prepare_machine
+
+CPU = torch.device("cpu")
+
+
+class Clock:
+    """A clock that only matrix products move on: the first takes 9 s, then 4, 2 and 3 s in turn."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.products = 0.0, 0
+        self.shapes: set[tuple[int, ...]] = set()
+        self.dtypes: set[torch.dtype] = set()
+        monkeypatch.setattr(hardware.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(hardware.torch, "mm", self.multiply)
+
+    def multiply(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        self.shapes |= {tuple(left.shape), tuple(right.shape), tuple(out.shape)}
+        self.dtypes |= {left.dtype, right.dtype, out.dtype}
+        self.now += (9, 4, 2, 3)[min(self.products, 3)]
+        self.products += 1
+        return out
+
+
+def test_the_rate_is_that_of_the_quickest_product_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    assert measure_matmul(CPU, torch.bfloat16, seconds=1) == 2 * 2048**3 / 2
+    assert clock.products == 3
+    assert clock.shapes == {(2048, 2048)}
+    assert clock.dtypes == {torch.bfloat16}
+
+
+def test_it_is_measured_for_as_long_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    measure_matmul(CPU, torch.float32, seconds=30)
+    assert clock.now >= 30
+    assert clock.products == 8
+
+
+def test_a_real_measurement_is_a_rate_this_century() -> None:
+    assert 1e8 < measure_matmul(CPU, torch.float32, seconds=0.01) < 1e15
+
+
+@pytest.fixture
+def rates(monkeypatch: pytest.MonkeyPatch) -> dict[torch.dtype, float]:
+    """What measuring says, without measuring; `asked` in it counts the measurements."""
+    rates = {torch.float32: 1e11, torch.bfloat16: 3e11}
+    monkeypatch.setattr(hardware, "measure_matmul", lambda device, dtype: rates[dtype])
+    monkeypatch.setattr(hardware, "keep_freed_memory", lambda: None)
+    return rates
+
+
+def test_the_faster_precision_is_taken(rates: dict[torch.dtype, float]) -> None:
+    assert prepare_machine("cpu") == Machine(CPU, "bf16", 3e11, 1e11)
+    rates[torch.bfloat16] = 5e10  # a chip that lists bfloat16 and emulates it
+    machine = prepare_machine("cpu", "auto")
+    assert machine == Machine(CPU, "fp32", 1e11, 5e10)
+    assert machine.dtype is torch.float32
+    assert machine.describe().startswith("cpu, fp32, matrix products at 100 GFLOP/s measured (bf16: 50), ")
+
+
+@pytest.mark.parametrize(("precision", "rate"), [("bf16", 3e11), ("fp32", 1e11)])
+def test_the_precision_that_was_asked_for_is_kept(precision: str, rate: float, rates: dict[torch.dtype, float]) -> None:
+    machine = prepare_machine("cpu", precision)
+    assert machine == Machine(CPU, precision, rate, None)
+    assert "(" not in machine.describe()
+
+
+def test_what_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == CPU
+    with pytest.raises(UserError, match="device: cuda was asked for, but PyTorch finds no CUDA device"):
+        prepare_machine("cuda")
+    with pytest.raises(UserError, match="device: 'tpu' is not known; use one of auto, cpu, cuda"):
+        prepare_machine("tpu")
+    with pytest.raises(UserError, match="precision: 'fp16' is not known; use one of auto, bf16, fp32"):
+        prepare_machine("cpu", "fp16")
+
+
+def test_cuda_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert choose_device("auto") == choose_device("cuda") == torch.device("cuda")
+    assert choose_device("cpu") == CPU
+
+
+FAULTS = """
+import resource
+import torch
+from bertsmith.hardware import keep_freed_memory
+def count_faults():
+    for round in range(2):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(8):
+            torch.empty(48 << 20, dtype=torch.uint8).fill_(1)  # past the 32 MB up to which glibc adapts by itself
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+count_faults()
+keep_freed_memory()
+count_faults()
+"""
+
+
+def page_faults(**environment: str) -> list[int]:
+    """Pages that the system mapped for memory that had been in use before: usually, and when freed memory is kept."""
+    plain = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", FAULTS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=plain | environment)
+    return [int(line) for line in done.stdout.split()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator is meant")
+def test_freed_memory_is_kept_unless_the_user_says_how() -> None:
+    usual, kept = page_faults()
+    if usual < 1000:
+        pytest.skip("this allocator keeps freed memory by itself, or the system maps huge pages")
+    assert kept < usual / 4
+    usual, kept = page_faults(MALLOC_ARENA_TEST="8")
+    assert kept > usual / 2
