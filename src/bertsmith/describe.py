@@ -72,11 +72,14 @@ def _describe_model(folder: Path) -> dict[str, Any]:
     model, report, values = load_model(folder)
     missing = {name: report.missing_from(name) for name in ("mlm", "nsp", "pooler")}
     absent = {name for names in missing.values() for name in names}
+    # `mlm` trains neither, but writes both: transformers wants the folder of a pre-trained BERT whole
+    untrained = ("nsp", "pooler") if values.get(OBJECTIVE_KEY) == "mlm" else ()
     has_tokenizer = any((folder / name).is_file() for name in _TOKENIZER_FILES)
     return {
         "parameters": _count_parameters(model, absent),
         "encoder_parameters": _count_parameters(model.bert, absent, "bert."),
-        "heads": [name for name, tensors in missing.items() if not tensors],
+        "heads": [name for name, tensors in missing.items() if not tensors and name not in untrained],
+        "untrained_heads": [name for name, tensors in missing.items() if not tensors and name in untrained],
         "unused_tensors": report.unused,
         "objective": values.get(OBJECTIVE_KEY),
         "config": model.config.to_dict(),
