@@ -227,6 +227,17 @@ def run_demo(args: argparse.Namespace, pairs: Pairs) -> Summary:
     return demo(Path(args.out), args.minutes, args.seed)
 
 
+def show_demo(summary: Summary) -> None:
+    for result in summary["fill"]["texts"]:
+        print_text(f"{result['text']}  →  {', '.join(guess['token'] for guess in result['masks'][0])}")
+    run = summary["pretrain"]
+    print_text(
+        f"held-out MLM loss {run['eval_mlm_loss']:.2f} (unigram entropy {run['unigram_entropy']:.2f}, "
+        f"ln V {run['ln_vocab']:.2f}), next-sentence accuracy {run['eval_nsp_accuracy']:.1%}; "
+        f"the model is {run['model_dir']}, the curve loss.png beside it"
+    )
+
+
 def add_bench_pretrain(parser: CommandParser) -> None:
     parser.add_argument(
         "--model", default="mini", metavar="SIZE", help="tiny, mini, small, medium, base or large (default mini)"
@@ -322,6 +333,7 @@ two cores. What an earlier demo left in DIR is replaced.""",
         "  bertsmith demo --out demo",
         add_demo,
         run_demo,
+        show_demo,
     ),
     "bench pretrain": Command(
         "time the real pre-training step",

@@ -10,7 +10,7 @@ from typing import Any
 
 from bertsmith.demo_text import demo_text_paths
 from bertsmith.errors import UserError
-from bertsmith.progress import format_seconds, say
+from bertsmith.progress import say
 from bertsmith.storage import write_text
 
 VOCABULARY_SIZE = 8000
@@ -52,17 +52,10 @@ def run_demo(out: Path, minutes: float, seed: int = 0) -> dict[str, Any]:
     say(f"2/4 shards: bertsmith prepare TEXT --tokenizer {vocab} --out {corpus} --held-out {HELD_OUT}")
     summaries["prepare"] = prepare_corpus(texts, vocab, corpus, held_out=HELD_OUT)
     say(f"3/4 pre-training: bertsmith pretrain --data {corpus} --out {run} --recipe demo --minutes {minutes:g}")
-    summaries["pretrain"] = result = pretrain(settings, run)
+    summaries["pretrain"] = pretrain(settings, run)
     say(f"4/4 filling masks: bertsmith fill {run / 'model'} TEXT")
     summaries["fill"] = fill_masks(run / "model", SENTENCES)
     write_text(out / MARK, json.dumps(summaries, indent=1, ensure_ascii=True) + "\n")
-    for text in summaries["fill"]["texts"]:
-        say(f"  {text['text']}  →  {', '.join(guess['token'] for guess in text['masks'][0])}")
-    say(
-        f"held-out MLM loss {result['eval_mlm_loss']:.2f} (unigram entropy {result['unigram_entropy']:.2f}, "
-        f"ln V {result['ln_vocab']:.2f}), next-sentence accuracy {result['eval_nsp_accuracy']:.1%} after "
-        f"{format_seconds(result['seconds'])} of training; curve in {run / 'loss.png'}"
-    )
     return summaries
 
 
@@ -74,10 +67,15 @@ def clear(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: a file stands where a folder is needed; choose another --out")
     entries = {entry.name: entry for entry in out.iterdir()} if out.is_dir() else {}
-    strangers = sorted(name for name in entries if name != MARK and name.lstrip(".").partition(".")[0] not in STAGES)
+    strangers = sorted(
+        name
+        for name, entry in entries.items()
+        if name != MARK
+        and (name.lstrip(".").partition(".")[0] not in STAGES or entry.is_symlink() or not entry.is_dir())
+    )
     if strangers or (entries and MARK not in entries):
         what = ", ".join(strangers[:3]) if strangers else f"there is no {MARK}"
         raise UserError(f"{out}: holds something else than an earlier demo ({what}); choose another --out")
-    for entry in entries.values():
-        if entry.is_dir() and not entry.is_symlink():
+    for name, entry in entries.items():
+        if name != MARK:
             shutil.rmtree(entry, ignore_errors=True)
