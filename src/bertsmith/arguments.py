@@ -50,7 +50,8 @@ class CommandParser(argparse.ArgumentParser):
         if rest and not self.dotted:
             flag = rest[0].partition("=")[0]
             if flag.startswith("-"):
-                self.error(f"option {flag} is not known{did_you_mean(flag, self.flags)}")
+                hint = did_you_mean(flag, self.flags) or "; put -- before a text or name that begins with a hyphen"
+                self.error(f"option {flag} is not known{hint}")
             self.error(f"{rest[0]!r} is one argument too many; quote a text that holds spaces")
         return values, parse_dotted(rest, self.flags + self.dotted)
 

@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"bertsmith: {error}")
         return 2
     except KeyboardInterrupt:
-        with contextlib.suppress(ValueError):  # a second Ctrl-C while the interpreter closes says nothing new
+        if argv is None:  # the program ends here: a second Ctrl-C while the interpreter closes says nothing new
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         say("bertsmith: interrupted")
         return 130
