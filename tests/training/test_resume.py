@@ -1,4 +1,4 @@
-"""A run that was killed, interrupted or extended, once or often, is the unbroken run: batches, log, weights, all bits."""
+"""A run that was killed, interrupted or extended, once or often, is the unbroken run: batches, log, weights, bits."""
 
 import signal
 from pathlib import Path
