@@ -14,36 +14,41 @@ CPU = torch.device("cpu")
 
 
 class Clock:
-    """A clock that only matrix products move on: the first takes 9 s, then 4, 2 and 3 s in turn."""
+    """A clock that only matrix products move on, each by its arithmetic over `rate`; every third one at half speed."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.products = 0.0, 0
-        self.shapes: set[tuple[int, ...]] = set()
+    def __init__(self, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.rate = 0.0, rate
+        self.sizes: list[int] = []
         self.dtypes: set[torch.dtype] = set()
         monkeypatch.setattr(hardware.time, "perf_counter", lambda: self.now)
         monkeypatch.setattr(hardware.torch, "mm", self.multiply)
 
     def multiply(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        self.shapes |= {tuple(left.shape), tuple(right.shape), tuple(out.shape)}
+        size = len(left)
+        assert left.shape == right.shape == out.shape == (size, size)
         self.dtypes |= {left.dtype, right.dtype, out.dtype}
-        self.now += (9, 4, 2, 3)[min(self.products, 3)]
-        self.products += 1
+        self.now += 2 * size**3 / self.rate * (2 if len(self.sizes) % 3 == 2 else 1)
+        self.sizes.append(size)
         return out
 
 
-def test_the_rate_is_that_of_the_quickest_product_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    assert measure_matmul(CPU, torch.bfloat16, seconds=1) == 2 * 2048**3 / 2
-    assert clock.products == 3
-    assert clock.shapes == {(2048, 2048)}
+@pytest.mark.parametrize(
+    ("rate", "size", "most_seconds"),
+    [
+        (400e9, 2048, 0.7),
+        (150e9, 2048, 1.5),
+        (20e9, 1024, 1.5),
+        (1e9, 512, 2.5),  # a chip that emulates the type: 17 s for the full size
+    ],
+)
+def test_the_rate_is_exact_and_found_in_good_time(
+    rate: float, size: int, most_seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(rate, monkeypatch)
+    assert measure_matmul(CPU, torch.bfloat16) == pytest.approx(rate)
+    assert max(clock.sizes) == clock.sizes[-1] == size
+    assert clock.now < most_seconds
     assert clock.dtypes == {torch.bfloat16}
-
-
-def test_it_is_measured_for_as_long_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    measure_matmul(CPU, torch.float32, seconds=30)
-    assert clock.now >= 30
-    assert clock.products == 8
 
 
 def test_a_real_measurement_is_a_rate_this_century() -> None:

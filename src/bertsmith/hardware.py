@@ -56,21 +56,33 @@ def choose_device(name: str) -> torch.device:
 
 
 def measure_matmul(device: torch.device, dtype: torch.dtype, seconds: float = 0.25) -> float:
-    """The best rate, in FLOP/s, of a square product of 2048 (8192 on CUDA) seen in about `seconds`."""
-    size = 8192 if device.type == "cuda" else 2048
+    """The best rate, in FLOP/s, of a square matrix product seen in about `seconds`.
+
+    The size is 2048 (8192 on CUDA), or the largest power of two below it whose product takes no longer than `seconds`:
+    a chip that emulates bfloat16 would need a minute for the full one.
+    """
+    largest, size = (8192, 2048) if device.type == "cuda" else (2048, 512)
+    _time_products(device, dtype, size // 2, 2)  # the first products of all start threads and libraries
+    taken = _time_products(device, dtype, size, 2)
+    while size < largest and 8 * taken <= seconds:
+        size, taken = 2 * size, _time_products(device, dtype, 2 * size, 2)
+    return 2 * size**3 / min(taken, _time_products(device, dtype, size, max(2, round(seconds / max(taken, 1e-9)))))
+
+
+def _time_products(device: torch.device, dtype: torch.dtype, size: int, runs: int) -> float:
+    """The least seconds that one of `runs` products of size × size took, the first not counted."""
     source = torch.Generator(device).manual_seed(0)
     left, right = (torch.randn(size, size, generator=source, device=device).to(dtype) for _ in range(2))
     out = torch.empty(size, size, dtype=dtype, device=device)
-    best, started, runs = float("inf"), time.perf_counter(), 0
-    while runs < 3 or time.perf_counter() - started < seconds:
+    best = float("inf")
+    for run in range(runs):
         begun = time.perf_counter()
         torch.mm(left, right, out=out)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        runs += 1
-        if runs > 1:  # the first one warms up
+        if run:
             best = min(best, time.perf_counter() - begun)
-    return 2 * size**3 / best
+    return best
 
 
 def prepare_machine(device: str = "auto", precision: str = "auto") -> Machine:
