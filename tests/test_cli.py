@@ -1,7 +1,10 @@
 """The contract of the command line: what each command prints with --json, exit codes, and help that teaches."""
 
+import os
 import re
 import shlex
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -136,6 +139,15 @@ def test_a_longer_budget_on_the_command_line_replaces_the_recipes(made: Made, tm
     text = (made.run / "config.toml").read_text(encoding="utf-8")
     assert "steps = 6\n" in text
     assert "minutes = 30" not in text
+
+
+@pytest.mark.skipif(sys.getfilesystemencoding() != "utf-8", reason="names are UTF-8 bytes in this test")
+def test_a_name_that_is_no_utf8_is_shown_as_well_as_it_can_be(made: Made, tmp_path: Path) -> None:
+    name = os.fsdecode(b"b\xffd")
+    shutil.copytree(made.vocab, tmp_path / name)
+    assert bertsmith("info", tmp_path / name, "--json").json["folder"] == f"{tmp_path}/b\ufffdd"
+    assert bertsmith("info", tmp_path / name).out.startswith(f"kind: tokenizer\nfolder: {tmp_path}/b\ufffdd\n")
+    assert "is no corpus" not in bertsmith("info", tmp_path / name / "vocab.txt").out
 
 
 # --- exit codes

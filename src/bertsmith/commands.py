@@ -187,9 +187,9 @@ def add_fill(parser: CommandParser) -> None:
 def run_fill(args: argparse.Namespace, pairs: Pairs) -> Summary:
     from bertsmith.text.rows import read_texts
 
-    if bool(args.texts) == (args.input is not None):
+    texts, places = [typed(text) for text in args.texts or ()], None
+    if bool(texts) == (args.input is not None):
         raise UserError("fill: give texts with [MASK], or --input FILE with such texts, one of the two")
-    texts, places = [typed(text) for text in args.texts], None
     if args.input is not None:
         texts, places = read_texts(args.input, typed(args.text_column), args.encoding)
     from bertsmith.inference.fill import fill_masks
@@ -265,7 +265,7 @@ def add_bench_prepare(parser: CommandParser) -> None:
 def run_bench_prepare(args: argparse.Namespace, pairs: Pairs) -> Summary:
     from bertsmith.corpus.benchmark import benchmark_prepare
 
-    return benchmark_prepare(args.inputs, args.workers)
+    return benchmark_prepare(args.inputs or (), args.workers)
 
 
 _INPUTS = """INPUT is .txt, .jsonl, .csv, .tsv, .parquet, WikiExtractor output or a MediaWiki XML dump, compressed (.gz,
