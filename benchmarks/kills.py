@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,13 @@ class Job:
     steps: int
     every: int
     flags: list[str]
+    recipe: str = "laptop"
 
     def command(self, out: Path) -> list[str]:
         """As typed."""
         return [
             sys.executable, "-m", "bertsmith", "pretrain", "--data", str(self.corpus), "--out", str(out), "--json",
+            "--recipe", self.recipe,
             "--model", self.model, "--steps", str(self.steps), "--checkpoint.every", str(self.every),
             "--checkpoint.minutes", "0", "--eval.every", "0", "--log.examples", "0", "--log.every", "3", *self.flags,
         ]  # fmt: skip
@@ -246,6 +248,7 @@ def measure_kills(job: Job, work: Path, kills: int, seed: int) -> dict[str, Any]
     if done.returncode:
         raise SystemExit(done.stderr)
     summary, wall = json.loads(done.stdout), time.monotonic() - begun
+    job = replace(job, recipe=str(whole / "config.toml"))  # whatever became of the recipe meanwhile
     # start-up, and the steps and the save of one interval and a half
     life = wall - summary["seconds"] + 1.5 * job.every / job.steps * summary["seconds"]
     tally = kill_often(job, whole, kills, seed, life)
