@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +92,31 @@ def write_texts(folder: Path, files: int = 12, lines: int = 30) -> Path:
             sentences.append(" ".join(words).capitalize() + ".")
         (folder / f"é {file:02d}.txt").write_text("\n".join(sentences), encoding="utf-8")
     return folder
+
+
+@dataclass(frozen=True)
+class Made:
+    """What the commands made of a little text, one after the other, and the summary each printed with --json."""
+
+    folder: Path
+    summaries: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def texts(self) -> Path:
+        return self.folder / "texts é"
+
+    @property
+    def vocab(self) -> Path:
+        return self.folder / "vocab"
+
+    @property
+    def corpus(self) -> Path:
+        return self.folder / "corpus"
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def model(self) -> Path:
+        return self.run / "model"

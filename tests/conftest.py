@@ -1,13 +1,11 @@
 """Fixtures every test folder shares."""
 
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from command_line import TINY, bertsmith, write_texts
+from command_line import TINY, Made, bertsmith, write_texts
 
 
 @pytest.fixture(scope="session")
@@ -18,34 +16,6 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"real data not found at {folder}; name its folder in BERTSMITH_SHARED_DATA")
     return folder
-
-
-@dataclass(frozen=True)
-class Made:
-    """What the commands made of a little text, one after the other, and the summary each printed with --json."""
-
-    folder: Path
-    summaries: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    @property
-    def texts(self) -> Path:
-        return self.folder / "texts é"
-
-    @property
-    def vocab(self) -> Path:
-        return self.folder / "vocab"
-
-    @property
-    def corpus(self) -> Path:
-        return self.folder / "corpus"
-
-    @property
-    def run(self) -> Path:
-        return self.folder / "run"
-
-    @property
-    def model(self) -> Path:
-        return self.run / "model"
 
 
 @pytest.fixture(scope="session")

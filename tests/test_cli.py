@@ -13,8 +13,7 @@ import bertsmith as package
 from bertsmith.arguments import CommandParser, add_json
 from bertsmith.commands import COMMANDS, Command
 from bertsmith.errors import UserError
-from command_line import Outcome, bertsmith
-from conftest import Made
+from command_line import Made, Outcome, bertsmith
 
 # what the design promises for each command (commands.md)
 PROMISED = {

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import bertsmith, bertsmith_process
-from conftest import Made
+from command_line import Made, bertsmith, bertsmith_process
 
 MISTAKES = {
     # the command itself

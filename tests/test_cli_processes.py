@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import TINY, Outcome, bertsmith, bertsmith_process, start_process, write_texts
-from conftest import Made
+from command_line import TINY, Made, Outcome, bertsmith, bertsmith_process, start_process, write_texts
 
 HEAVY = {"torch", "numpy", "pyarrow", "tokenizers", "matplotlib", "fsspec"}
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks processes up in /proc")

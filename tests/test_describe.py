@@ -14,7 +14,7 @@ from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import BertConfig
 from bertsmith.model.weights import save_model
 from bertsmith.storage import PARTIAL
-from conftest import Made
+from command_line import Made
 
 
 def listing(folder: Path) -> dict[str, tuple[int, float]]:

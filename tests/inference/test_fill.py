@@ -9,7 +9,7 @@ import torch
 from bertsmith.errors import UserError
 from bertsmith.inference.fill import fill_masks, find_model
 from bertsmith.text.tokenizer import load_tokenizer
-from conftest import Made
+from command_line import Made
 
 TEXTS = [
     "The [MASK] sleeps.",
