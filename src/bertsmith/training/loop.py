@@ -42,6 +42,13 @@ from bertsmith.training.setup import (
 )
 from bertsmith.training.state import MOST_BAD_STEPS, Interrupts, LogWindow, RunState, locked_run
 
+# on a slow machine a line on the terminal at least this often
+MOST_SILENT_SECONDS = 20.0
+EXAMPLE_LEGEND = (
+    "the first training examples: [MASK]{word} is a masked token and what it was, new{old} one replaced at random, "
+    "same{same} one to be guessed though it stands there"
+)
+
 
 def pretrain(settings: PretrainSettings, out: Path) -> dict[str, Any]:
     """Pre-train as `settings` say, in the run folder `out`, resuming what is there; returns the JSON summary.
@@ -93,7 +100,7 @@ def _pretrain(settings: PretrainSettings, out: Path) -> dict[str, Any]:
     changed = checkpoint is None
     resume_seconds: float | None = None
     resumed_seconds, begun = state.seconds, time.monotonic()
-    last_checkpoint = begun
+    last_checkpoint = last_shown = begun
     loader: PrefetchingLoader | None = None
 
     with MetricsLog(out, None if checkpoint is None else state.step) as log, Interrupts() as interrupts:
@@ -155,7 +162,8 @@ def _pretrain(settings: PretrainSettings, out: Path) -> dict[str, Any]:
                 if checkpoint is not None and resume_seconds is None:
                     resume_seconds = time.monotonic() - model_built
                     say(f"training goes on {resume_seconds:.2f} s after the model was built")
-                if is_first:
+                if is_first and settings.log.examples:
+                    say(EXAMPLE_LEGEND)
                     for n in range(min(settings.log.examples, len(batch))):
                         say(describe_example(batch, n, data.tokenizer, settings.objective))
                 losses = torch.zeros(2, device=device)
@@ -197,6 +205,11 @@ def _pretrain(settings: PretrainSettings, out: Path) -> dict[str, Any]:
                 # -- once in a while: log, evaluate, write a checkpoint
                 if state.step % log_every == 0:
                     log_window()
+                    last_shown = now
+                elif now - last_shown >= MOST_SILENT_SECONDS and state.window.steps:
+                    # slow steps: a person is told all the same, the log keeps its rhythm
+                    progress_line.show(state.step, window_metrics(state, machine.matmul_flops, settings.paired), used())
+                    last_shown = now
                 if settings.eval.every and state.step % settings.eval.every == 0:
                     evaluate_held_out()
                 due = settings.checkpoint.every and state.step % settings.checkpoint.every == 0
@@ -226,6 +239,12 @@ def _pretrain(settings: PretrainSettings, out: Path) -> dict[str, Any]:
         save_model(partial, model, settings.objective)
         data.tokenizer.save(partial)
     plot_loss(out, data.ln_vocab, data.corpus.unigram_entropy)
+    if state.evaluation and state.evaluation.mlm_loss > data.corpus.unigram_entropy:
+        say(
+            f"note: the held-out MLM loss of {state.evaluation.mlm_loss:.2f} is not below the unigram entropy of "
+            f"{data.corpus.unigram_entropy:.2f}: after {state.step:,} steps the model knows little more than which tokens "
+            "are frequent; a longer run of the same command goes on from here"
+        )
     return summarize(settings, data, state, model_folder) | {
         "precision": machine.precision,
         "resumed_from_step": None if resume_seconds is None or checkpoint is None else checkpoint.step,

@@ -216,12 +216,13 @@ def plot_loss(run: Path, ln_vocab: float | None = None, unigram_entropy: float |
 
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, PercentFormatter
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
     figure = Figure(figsize=(9.6, 5.6), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    axes.plot(*training, color="#4c78a8", alpha=0.45, linewidth=0.8, label="training, each log line")
+    dots = "." if len(training[0]) < 30 else None  # a curve of few points is these points
+    axes.plot(*training, color="#4c78a8", alpha=0.45, linewidth=0.8, marker=dots, label="training, each log line")
     axes.plot(training[0], _moving_average(training[1]), color="#2b5c8f", linewidth=2, label="training, moving average")
     if held_out[0]:
         axes.plot(*held_out, color="#e4572e", linewidth=1.6, marker="o", markersize=4, label="held-out")
@@ -241,6 +242,8 @@ def plot_loss(run: Path, ln_vocab: float | None = None, unigram_entropy: float |
             )
     axes.set_xlabel("step (optimizer updates)")
     axes.set_ylabel("masked-LM loss (nats per masked token)" if name == "mlm_loss" else "loss (nats)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
     axes.margins(x=0.01)
     axes.grid(color="#e4e4e4", linewidth=0.6)

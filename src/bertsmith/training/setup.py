@@ -29,6 +29,8 @@ from bertsmith.training.state import Arithmetic, RunState
 CONFIG_FILE = "config.toml"
 # tokens of a micro-batch when the user names none: on the CPU what stays near the caches, on CUDA what fills the chip
 _MICRO_TOKENS = {"cpu": 8192, "cuda": 65536}
+# fewer held-out examples than this make a loss that chance moves by several hundredths
+FEW_HELD_OUT_ROWS = 100
 _EVALUATION_TOKENS = 8192
 
 
@@ -206,6 +208,12 @@ def evaluation_stream(settings: PretrainSettings, data: TrainingData) -> BatchSt
     }
     if settings.objective == "mlm+nsp" and held_out.documents < 2:
         options["random_split"] = train
+    rows = held_out.tokens // settings.max_length
+    if rows < FEW_HELD_OUT_ROWS:
+        say(
+            f"warning: {held_out.documents:,} documents, about {rows:,} examples, are held out: too few for a loss one "
+            "can trust; `bertsmith prepare --held-out 0.1` holds out more"
+        )
     try:
         return BatchStream(held_out, data.info, **options)
     except UserError as error:
