@@ -65,7 +65,20 @@ def test_a_finished_run_again_changes_nothing(corpus: Path, tmp_path: Path, prob
     assert train(corpus, tmp_path / "run", steps=7, log__every=3) == first
     assert file_digests(tmp_path / "run") == before
     assert len(probe.batches) == batches, "no step is taken"
-    assert train(corpus, tmp_path / "run", steps=4)["steps"] == 7, "nor by a smaller budget"
+    with pytest.raises(UserError, match="at step 7 already, past the 4 steps"):
+        train(corpus, tmp_path / "run", steps=4)
+    assert file_digests(tmp_path / "run") == before, "nor does a shorter run"
+
+
+def test_an_edited_config_is_held_against_the_checkpoint(corpus: Path, tmp_path: Path) -> None:
+    train(corpus, tmp_path / "run", steps=3)
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text(encoding="utf-8").replace("seed = 0", "seed = 1"), encoding="utf-8")
+    with pytest.raises(UserError, match="seed was 0 and is now 1"):
+        train(corpus, tmp_path / "run", steps=6, seed=1)
+    config.write_text("", encoding="utf-8")
+    with pytest.raises(UserError, match=r"config\.toml: holds no settings of a run"):
+        train(corpus, tmp_path / "run", steps=6)
 
 
 def test_a_finished_run_whose_model_was_lost_makes_it_again(corpus: Path, tmp_path: Path) -> None:

@@ -33,7 +33,9 @@ from bertsmith.training.setup import (
     CONFIG_FILE,
     TrainingData,
     build_model,
+    check_continuation,
     evaluation_stream,
+    fixed_settings,
     micro_batch_size,
     open_data,
     resume_model,
@@ -85,7 +87,10 @@ def _pretrain(settings: PretrainSettings, out: Path) -> dict[str, Any]:
         model.load_state_dict(checkpoint.load_weights(model.state_dict()))
         optimizer.load_state_tensors(checkpoint.load_optimizer())
         say(f"resuming from {checkpoint.folder} (step {state.step:,}), in {machine.precision} as the run began")
+        check_continuation(out, settings, state)
     take_machine(state, settings, machine)
+    state.settings = fixed_settings(settings) | {"precision": machine.precision}
+    state.budget = {"steps": settings.steps, "minutes": settings.minutes, "epochs": settings.epochs}
     # with the precision found, so that config.toml repeats the run even where the two are about as fast
     write_text(out / CONFIG_FILE, settings_to_toml(replace(settings, precision=cast(Any, machine.precision))))
     say(f"{machine.describe()}; {sum(p.numel() for p in model.parameters()):,} parameters; {budget.describe()}")
@@ -242,8 +247,8 @@ def _pretrain(settings: PretrainSettings, out: Path) -> dict[str, Any]:
     if state.evaluation and state.evaluation.mlm_loss > data.corpus.unigram_entropy:
         say(
             f"note: the held-out MLM loss of {state.evaluation.mlm_loss:.2f} is not below the unigram entropy of "
-            f"{data.corpus.unigram_entropy:.2f}: after {state.step:,} steps the model knows little more than which tokens "
-            "are frequent; a longer run of the same command goes on from here"
+            f"{data.corpus.unigram_entropy:.2f}: after {state.step:,} steps the model knows little more than which "
+            "tokens are frequent; the same command with a longer budget goes on from here"
         )
     return summarize(settings, data, state, model_folder) | {
         "precision": machine.precision,

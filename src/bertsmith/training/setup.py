@@ -67,30 +67,53 @@ def run_settings(out: Path, recipe: dict[str, Any] | None, overrides: list[tuple
         if out.is_dir() and any(not entry.name.startswith(".") for entry in out.iterdir()):
             raise UserError(f"{out}: holds something else than a run (no {CONFIG_FILE}); choose another --out")
         return load_settings(PretrainSettings, recipe, overrides)
-    before = load_settings(PretrainSettings, load_recipe(started))
+    try:
+        before = load_settings(PretrainSettings, load_recipe(started))
+    except UserError as error:
+        raise UserError(f"{started}: holds no settings of a run ({error}); mend it or choose another --out") from error
     settings = load_settings(PretrainSettings, load_recipe(started) if recipe is None else recipe, overrides)
     if not any((out / "checkpoints").glob("step-*")):
         return settings  # nothing is kept of that start
     if settings.precision == "auto":
         settings = replace(settings, precision=before.precision)
-    changed = [
-        f"{key} was {_value(before, key)} and is now {_value(settings, key)}"
-        for key in (setting.key for setting in list_settings(PretrainSettings))
-        if _value(before, key) != _value(settings, key)
-        and not any(key == free or (free.endswith(".") and key.startswith(free)) for free in FREE_TO_CHANGE)
-    ]
-    if changed:
-        raise UserError(
-            f"{out}: this run was started with other settings ({'; '.join(changed)}); give the same ones to resume it, "
-            "or another --out"
-        )
+    _refuse_changes(out, fixed_settings(before), fixed_settings(settings))
     return settings
+
+
+def fixed_settings(settings: PretrainSettings) -> dict[str, Any]:
+    """Key → value of every setting that must stay what it is for as long as a run lasts."""
+    return {
+        key: _value(settings, key)
+        for key in (setting.key for setting in list_settings(PretrainSettings))
+        if not any(key == free or (free.endswith(".") and key.startswith(free)) for free in FREE_TO_CHANGE)
+    }
 
 
 def _value(settings: Any, key: str) -> Any:
     for part in key.split("."):
         settings = getattr(settings, part)
     return settings
+
+
+def _refuse_changes(out: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    changed = [f"{key} was {before[key]} and is now {now[key]}" for key in now if before.get(key, now[key]) != now[key]]
+    if changed:
+        raise UserError(
+            f"{out}: this run was started with other settings ({'; '.join(changed)}); give the same ones to resume it, "
+            "or another --out"
+        )
+
+
+def check_continuation(out: Path, settings: PretrainSettings, state: RunState) -> None:
+    """Raise UserError when `settings` are not those that the checkpoint was made with (config.toml may have been
+    edited since), or ask for a shorter run than the one already done."""
+    _refuse_changes(out, state.settings, fixed_settings(settings) | {"precision": state.settings["precision"]})
+    asked = {name: getattr(settings, name) for name in ("steps", "minutes", "epochs")}
+    if asked != state.budget and settings.budget.done(state.step, state.epochs, state.seconds):
+        raise UserError(
+            f"{out}: the run is at step {state.step:,} already, past the {settings.budget.describe()} asked for; ask "
+            "for more to extend it"
+        )
 
 
 def model_config(settings: PretrainSettings, data: TrainingData) -> BertConfig:

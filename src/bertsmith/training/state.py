@@ -117,6 +117,10 @@ class RunState:
     corpus_sha256: str = ""
     architecture: dict[str, Any] = field(default_factory=dict)
     """config.json's content, so that a resumed run needs no other folder."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """The settings that must not change, by key: config.toml may be edited between the parts of a run."""
+    budget: dict[str, Any] = field(default_factory=dict)
+    """The length asked for, to tell a repetition of a finished run from a shorter one."""
 
     @property
     def epochs(self) -> float:
