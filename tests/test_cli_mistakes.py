@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -249,3 +251,17 @@ def test_nothing_heavy_is_imported_for_a_mistake() -> None:
     imported = {line.rpartition("|")[2].strip() for line in outcome.err.splitlines() if line.startswith("import time:")}
     assert "bertsmith.commands" in imported
     assert not imported & {"torch", "numpy", "pyarrow", "tokenizers"}
+
+
+def test_a_closed_stdout_is_told_before_any_work(made: Made, tmp_path: Path) -> None:
+    command = f"{sys.executable} -m bertsmith vocab '{made.texts}' --out '{tmp_path / 'v'}' --size 100 --json >&-"
+    result = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, text=True)
+    assert (result.returncode, "stdout is closed" in result.stderr) == (2, True)
+    assert not (tmp_path / "v").exists()
+
+
+def test_info_names_a_broken_tokenizer_in_a_corpus(made: Made, tmp_path: Path) -> None:
+    shutil.copytree(made.corpus, tmp_path / "corpus")
+    (tmp_path / "corpus" / "tokenizer" / "tokenizer.json").write_text("{", encoding="utf-8")
+    refused = bertsmith("info", tmp_path / "corpus")
+    assert (refused.code, "tokenizer.json" in refused.err) == (2, True)

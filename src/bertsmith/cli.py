@@ -83,6 +83,8 @@ def run(argv: Sequence[str]) -> None:
     command.add(parser)
     add_json(parser)
     args, pairs = parser.parse(rest)
+    if args.json and sys.__stdout__ is None:
+        raise UserError("--json: stdout is closed, so that the result would be lost; send it to a file or a pipe")
     if getattr(args, "out", None) is not None:
         from bertsmith.storage import check_out
 

@@ -137,7 +137,10 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         # rename(2) cannot replace a folder that is not empty: the old one steps aside first
         aside = path.with_name(f".{path.name}{PARTIAL}{_ASIDE}{os.getpid()}")
         try:
-            partial.mkdir()
+            try:
+                partial.mkdir()
+            except FileNotFoundError:  # in /proc and its like
+                raise UserError(f"{named}: no folder can be made here; choose another --out") from None
             yield partial
             for file in partial.rglob("*"):
                 sync(file)

@@ -272,7 +272,10 @@ def unigram_entropy(counts: np.ndarray, special_ids: Sequence[int] = ()) -> floa
 
 def describe_corpus(folder: str | Path) -> dict[str, Any]:
     """What `bertsmith info FOLDER` prints for a corpus: sizes, splits, tokenizer, entropy, the data-loss report."""
+    from bertsmith.text.tokenizer import load_tokenizer
+
     corpus = open_corpus(folder)
+    corpus.check_tokenizer(load_tokenizer(corpus.tokenizer).fingerprint, str(corpus.tokenizer))
     return {
         "kind": "corpus",
         "folder": str(corpus.folder),

@@ -126,8 +126,10 @@ def model_config(settings: PretrainSettings, data: TrainingData) -> BertConfig:
     if settings.model in SIZES:
         config = BertConfig.of_size(settings.model, data.corpus.vocab_size, **dropout)
     elif not (folder / CONFIG).is_file():
+        near = f"; did you mean {folder / 'model'}?" if (folder / "model" / CONFIG).is_file() else ""
+        sizes = ", ".join(SIZES)
         raise UserError(
-            f"model: {settings.model!r} is neither a published size ({', '.join(SIZES)}) nor a folder with a {CONFIG}"
+            f"model: {settings.model!r} is neither a published size ({sizes}) nor a folder with a {CONFIG}{near}"
         )
     else:
         data.corpus.check_tokenizer(load_tokenizer(folder).fingerprint, str(folder))
