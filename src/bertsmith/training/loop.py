@@ -224,6 +224,13 @@ def _pretrain(settings: PretrainSettings, out: Path) -> dict[str, Any]:
                     write_checkpoint()
                 if interrupts.requested:
                     break
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise UserError(
+                f"memory ran out with {state.micro_batch_size} sequences at once; the same command with a smaller "
+                f"--micro-batch-size goes on from the last checkpoint (results change by rounding only): {error}"
+            ) from error
         finally:
             progress_line.close()
             if loader is not None:
@@ -255,6 +262,11 @@ def _pretrain(settings: PretrainSettings, out: Path) -> dict[str, Any]:
         "resumed_from_step": None if resume_seconds is None or checkpoint is None else checkpoint.step,
         "resume_seconds": None if resume_seconds is None else round(resume_seconds, 3),
     }
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether PyTorch, on either kind of device, or Python could not have the memory asked for."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def count_work(state: RunState, config: BertConfig, batch: Batch, paired: bool, seconds: float, limit: float) -> None:
