@@ -1,8 +1,12 @@
 """Real kills: processes of their own, SIGKILL at random moments and during saves, by the benchmark made for it."""
 
 import importlib.util
+import os
 import random
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -51,3 +55,44 @@ def test_killed_at_random_moments(kills: ModuleType, corpus: Path, tmp_path: Pat
         assert not full_disk["half_written_left"]
         assert full_disk["exit_after_growing"] == 0
         assert full_disk["resumed_from_step"] is not None
+
+
+def group_is_there(process: int) -> bool:
+    """Whether any process of a group is left."""
+    try:
+        os.killpg(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+def test_the_whole_group_is_interrupted(kills: ModuleType, corpus: Path, tmp_path: Path) -> None:
+    """Ctrl-C at a terminal, then a batch system's polite end: loader workers get them too, and the run is saved."""
+    flags = ["--batch-size", "4", "--max-length", "32", "--precision", "fp32", "--examples.workers", "2"]
+    job = kills.Job(corpus, "tiny", 120, 10, flags)
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    assert job.finish(whole).returncode == 0
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before = kills.checkpoint_folders(out)
+        process = subprocess.Popen(
+            job.command(out), stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", start_new_session=True
+        )
+        deadline = time.monotonic() + 100
+        while kills.checkpoint_folders(out) == before:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        os.killpg(process.pid, number)
+        output, said = process.communicate(timeout=60)
+        assert process.returncode == 130, said
+        assert output == ""
+        assert "Traceback" not in said
+        assert "interrupted: the run is saved at step" in said
+        while group_is_there(process.pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert job.finish(out).returncode == 0
+    tally = kills.Tally()
+    kills.compare(whole, out, tally)
+    assert tally.unequal == []

@@ -263,6 +263,34 @@ def test_a_learning_rate_far_too_high_stops(corpus: Path, tmp_path: Path, log_ev
     assert lines[-1]["step"] - last >= 4 * log_every, "none is written while the loss runs away"
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to …"),
+        MemoryError("Unable to allocate 4 GiB"),
+    ],
+)
+def test_memory_that_runs_out(corpus: Path, tmp_path: Path, probe: Probe, error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    probe.at_update(5, fail)
+    with pytest.raises(UserError, match=r"memory ran out with 3 sequences at once; .* --micro-batch-size") as stop:
+        train(corpus, tmp_path / "run", steps=6, micro_batch_size=3)
+    assert str(error) in str(stop.value)
+    assert train(corpus, tmp_path / "run", steps=6, micro_batch_size=1)["resumed_from_step"] == 3
+
+
+def test_other_faults_stay_what_they_are(corpus: Path, tmp_path: Path, probe: Probe) -> None:
+    def fail() -> None:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    probe.at_update(1, fail)
+    with pytest.raises(RuntimeError, match="mat1"):
+        train(corpus, tmp_path / "run", steps=6)
+
+
 # --- the same result, however it is carried out
 
 

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from made_runs import Crash, Probe, checkpoint_steps, file_digests, log_lines, results, train
+from made_runs import RECIPE, Crash, Probe, checkpoint_steps, file_digests, log_lines, results, train
 
 from bertsmith.errors import UserError
+from bertsmith.options import Recipe, load_settings
 from bertsmith.training.checkpoint import find_newest_checkpoint
+from bertsmith.training.loop import pretrain
+from bertsmith.training.settings import PretrainSettings
 
 # dropout, accumulation, log lines that do not fall on checkpoints, two lengths, an evaluation in between
 BUSY: dict[str, Any] = {
@@ -212,9 +215,12 @@ def test_precision_and_micro_batches_are_kept(
     assert results(summary) == results(expected)
     assert set(probe.micro_sizes) == {3}
     assert "in bf16 as the run began" in capfd.readouterr().err
-    # a user short of memory may choose
+    # a user short of memory may choose; and settings that did not come by way of config.toml bring no other precision
     probe.micro_sizes.clear()
-    assert train(corpus, tmp_path / "run", steps=10, precision="auto", micro_batch_size=2)["steps"] == 10
+    changes = {"data": str(corpus), "steps": 10, "precision": "auto", "micro_batch_size": 2}
+    settings = load_settings(PretrainSettings, Recipe(RECIPE | changes, "test"))
+    assert settings.precision == "auto"
+    assert pretrain(settings, tmp_path / "run")["precision"] == "bf16"
     assert set(probe.micro_sizes) == {2}
 
 

@@ -107,7 +107,7 @@ def _refuse_changes(out: Path, before: dict[str, Any], now: dict[str, Any]) -> N
 def check_continuation(out: Path, settings: PretrainSettings, state: RunState) -> None:
     """Raise UserError when `settings` are not those that the checkpoint was made with (config.toml may have been
     edited since), or ask for a shorter run than the one already done."""
-    _refuse_changes(out, state.settings, fixed_settings(settings) | {"precision": state.settings["precision"]})
+    _refuse_changes(out, state.settings, fixed_settings(settings) | {"precision": state.settings.get("precision")})
     asked = {name: getattr(settings, name) for name in ("steps", "minutes", "epochs")}
     if asked != state.budget and settings.budget.done(state.step, state.epochs, state.seconds):
         raise UserError(
