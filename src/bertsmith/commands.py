@@ -106,9 +106,9 @@ def add_prepare(parser: CommandParser) -> None:
     parser.add_argument(
         "--held-out",
         type=number,
-        default=0.01,
+        default=0.02,
         metavar="SHARE",
-        help="documents kept for evaluation, chosen by their hash (default 0.01)",
+        help="documents kept for evaluation, chosen by their hash (default 0.02)",
     )
     add_workers(parser)
     add_reading(parser)

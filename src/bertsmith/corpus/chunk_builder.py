@@ -13,8 +13,8 @@ from bertsmith.text.sentences import split_sentences
 CHUNK_CHARACTERS = 1 << 20
 """Text in one piece of work: about a third of a second of a core, a few MB in memory."""
 
-HELD_OUT = 0.01
-"""Share of documents held out for evaluation."""
+HELD_OUT = 0.02
+"""Share of documents held out for evaluation. Of 111 novels among 19,909 documents, 1 % held out none."""
 
 HELD_OUT_AT_LEAST = 2
 """Documents held out of four or more: with one alone, no pair could have its other half from another document."""
