@@ -113,14 +113,35 @@ def launching() -> Iterator[None]:
     """
     main = sys.modules["__main__"]
     masked = hasattr(signal, "pthread_sigmask")
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if masked else set()
-    sys.modules["__main__"] = types.ModuleType("__main__")
+    with _sigterm_later():
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if masked else set()
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
+            if masked:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _sigterm_later() -> Iterator[None]:
+    """Put SIGTERM off until the end: a parent that stops in the middle of a start leaves a child that complains.
+
+    It is not blocked, as Ctrl-C is, for the child would inherit that and SIGTERM is how a pool ends its workers.
+    """
+    came: list[int] = []
+    try:
+        before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    except ValueError:  # not the main thread: no handler of Python's runs in this one
+        yield
+        return
     try:
         yield
     finally:
-        sys.modules["__main__"] = main
-        if masked:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+        if came:
+            signal.raise_signal(signal.SIGTERM)
 
 
 def _start_worker() -> None:
