@@ -2,9 +2,9 @@
 
     python benchmarks/kills.py CORPUS [--kills 20]
 
-SIGKILL comes at a moment drawn from the whole of a part's life (start-up, steps, saves); every second one waits for a
-checkpoint that is being written. Once the newest checkpoint is truncated, and once the disk runs full (a small tmpfs,
-where mounting is allowed). Every run must end with the same bits: weights, optimizer state, log. Prints a JSON object.
+SIGKILL comes at a random moment of the start-up, of the steps, or (every second one) of a save. Once the newest
+checkpoint is truncated, and once the disk runs full (a small tmpfs, where mounting is allowed). Every run must end with
+the same bits: weights, optimizer state, log. Prints a JSON object.
 """
 
 import argparse
@@ -46,7 +46,7 @@ class Job:
             sys.executable, "-m", "bertsmith", "pretrain", "--data", str(self.corpus), "--out", str(out), "--json",
             "--recipe", self.recipe,
             "--model", self.model, "--steps", str(self.steps), "--checkpoint.every", str(self.every),
-            "--checkpoint.minutes", "0", "--eval.every", "0", "--log.examples", "0", "--log.every", "3", *self.flags,
+            "--checkpoint.minutes", "0", "--eval.every", "0", "--log.examples", "0", "--log.every", "1", *self.flags,
         ]  # fmt: skip
 
     def finish(self, out: Path) -> subprocess.CompletedProcess[str]:
@@ -68,9 +68,9 @@ class Tally:
     faults: list[str] = field(default_factory=list)
 
 
-def being_written(out: Path) -> bool:
-    """Whether a checkpoint or the model folder is half-written under its passing name."""
-    return any((out / "checkpoints").glob(".step-*.partial-*")) or any(out.glob(".model.partial-*"))
+def half_written(out: Path) -> set[str]:
+    """Checkpoints and model folders that stand there under their passing names."""
+    return {path.name for path in [*(out / "checkpoints").glob(".step-*.partial-*"), *out.glob(".model.partial-*")]}
 
 
 def checkpoint_folders(out: Path) -> list[Path]:
@@ -78,36 +78,70 @@ def checkpoint_folders(out: Path) -> list[Path]:
     return sorted((out / "checkpoints").glob("step-*"))
 
 
-def kill_once(job: Job, out: Path, tally: Tally, seconds: float, during_save: bool, delay: float) -> bool:
-    """Start or resume the run and kill it after `seconds`, or (if asked) when it next saves; True when it was over.
+@dataclass
+class Moment:
+    """When a part is killed: in its start-up, after some steps, or in a save."""
 
-    `delay`: how long into the save.
-    """
-    had_checkpoint = bool(checkpoint_folders(out))
+    kind: str
+    seconds: float
+    """In the start-up: after it began; else after the step, or into the save."""
+    steps: int
+
+    @classmethod
+    def drawn(cls, draw: random.Random, number: int, every: int, start_up: float) -> "Moment":
+        """Every second one in a save; of the others, one in three in the start-up."""
+        kind = "save" if number % 2 else draw.choice(("start-up", "step", "step"))
+        return cls(kind, draw.uniform(0, start_up if kind == "start-up" else 0.3), draw.randint(1, 2 * every))
+
+    def has_come(self, out: Path, elapsed: float, begun_at: int, leftovers: set[str]) -> bool:
+        """Whether it is now, `elapsed` seconds after the part began at step `begun_at`; waits the last moments.
+
+        `leftovers`: what the kill before left half-written.
+        """
+        if self.kind == "start-up":
+            return elapsed >= self.seconds
+        if self.kind == "step":
+            if last_step(out) < begun_at + self.steps:
+                return False
+            time.sleep(self.seconds)
+            return True
+        if not half_written(out) - leftovers:
+            return False
+        time.sleep(self.seconds)
+        self.seconds /= 2  # if that was too late, in the next save
+        return bool(half_written(out) - leftovers)
+
+
+def last_step(out: Path) -> int:
+    """The last one in the log."""
+    path = out / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    whole = [line for line in lines if line.endswith(b"\n")]
+    return int(json.loads(whole[-1])["step"]) if whole else 0
+
+
+def kill_once(job: Job, out: Path, tally: Tally, moment: Moment) -> bool:
+    """Start or resume the run and kill it at `moment`; True when the run was over before."""
+    found = checkpoint_folders(out)
+    begun_at = int(found[-1].name.removeprefix("step-")) if found else 0
+    leftovers = half_written(out)
     with (out.parent / "stderr.txt").open("w+", encoding="utf-8") as said:
-        process = subprocess.Popen(job.command(out), stdout=subprocess.DEVNULL, stderr=said, text=True)
+        process = subprocess.Popen(job.command(out), stdout=subprocess.DEVNULL, stderr=said)
         begun = time.monotonic()
-        while process.poll() is None:
-            if during_save and being_written(out):
-                time.sleep(delay)
-                if being_written(out):
-                    break
-                delay /= 2  # too late: wait for the next one
-            if not during_save and time.monotonic() - begun >= seconds:
-                break
-            time.sleep(0.0005)
+        while process.poll() is None and not moment.has_come(out, time.monotonic() - begun, begun_at, leftovers):
+            time.sleep(0.001)
         finished = process.poll() is not None
         process.send_signal(signal.SIGKILL)
         process.wait()
         said.seek(0)
         text = said.read()
-    took_up(text, had_checkpoint, tally)
+    took_up(text, bool(found), tally)
     if finished:
         if process.returncode != 0:
             tally.faults.append(text.splitlines()[-1] if text else f"exit {process.returncode}")
         return True
     tally.kills += 1
-    tally.during_save += being_written(out)
+    tally.during_save += bool(half_written(out) - leftovers)
     tally.before_first_checkpoint += not checkpoint_folders(out)
     return False
 
@@ -130,7 +164,7 @@ def compare(whole: Path, out: Path, tally: Tally) -> None:
             tally.unequal.append(f"{out.name}/{name}")
     if log_lines(out) != log_lines(whole):
         tally.unequal.append(f"{out.name}/metrics.jsonl")
-    if being_written(out):
+    if half_written(out):
         tally.faults.append(f"{out.name}: a half-written folder was left behind")
 
 
@@ -151,18 +185,14 @@ def log_lines(out: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in json.loads(line).items() if key not in TIMES} for line in lines]
 
 
-def kill_often(job: Job, whole: Path, kills: int, seed: int, life: float) -> Tally:
-    """Runs killed `kills` times in all, each brought to its end and compared with `whole`.
-
-    `life`: seconds of a part that are worth killing in.
-    """
+def kill_often(job: Job, whole: Path, kills: int, seed: int, start_up: float) -> Tally:
+    """Runs killed `kills` times in all, each brought to its end and compared with `whole`. `start_up`: its seconds."""
     tally, draw = Tally(), random.Random(seed)
     while tally.kills < kills:
         out = whole.with_name(f"killed-{tally.runs}")
         over = False
         while not over and tally.kills < kills:
-            save = tally.kills % 2 == 1
-            over = kill_once(job, out, tally, draw.uniform(0, life), save, draw.uniform(0, 0.05))
+            over = kill_once(job, out, tally, Moment.drawn(draw, tally.kills, job.every, start_up))
         if not over:
             done = job.finish(out)
             took_up(done.stderr, True, tally)
@@ -223,7 +253,7 @@ def fill_disk(job: Job, whole: Path, tally: Tally) -> dict[str, Any] | str:
         out = whole.with_name("disk") / "run"
         full = job.finish(out)
         kept = [folder.name for folder in checkpoint_folders(out)]
-        half_written = being_written(out)
+        left = sorted(half_written(out))
         grow = ["mount", "-o", f"remount,size={int(6 * checkpoint)}", str(out.parent)]
         subprocess.run(grow, check=True)
         done = job.finish(out)
@@ -234,7 +264,7 @@ def fill_disk(job: Job, whole: Path, tally: Tally) -> dict[str, Any] | str:
             "exit": full.returncode,
             "said": full.stderr.splitlines()[-1].replace(str(whole.parent), ""),
             "kept": kept,
-            "half_written_left": half_written,
+            "half_written_left": left,
             "resumed_from_step": int(resumed[1]) if resumed else None,
             "exit_after_growing": done.returncode,
         }
@@ -249,9 +279,7 @@ def measure_kills(job: Job, work: Path, kills: int, seed: int) -> dict[str, Any]
         raise SystemExit(done.stderr)
     summary, wall = json.loads(done.stdout), time.monotonic() - begun
     job = replace(job, recipe=str(whole / "config.toml"))  # whatever became of the recipe meanwhile
-    # start-up, and the steps and the save of one interval and a half
-    life = wall - summary["seconds"] + 1.5 * job.every / job.steps * summary["seconds"]
-    tally = kill_often(job, whole, kills, seed, life)
+    tally = kill_often(job, whole, kills, seed, max(1.0, wall - summary["seconds"]))
     truncated = truncate_newest(job, whole, tally)
     full_disk = fill_disk(job, whole, tally)
     return {
