@@ -19,7 +19,7 @@ from bertsmith.errors import UserError
 from bertsmith.storage import PARTIAL
 from bertsmith.training import checkpoint as module
 from bertsmith.training.checkpoint import find_newest_checkpoint, open_checkpoint, save_checkpoint
-from bertsmith.training.optimizer import OptimizerSettings, PretrainingOptimizer
+from bertsmith.training.optimizer import BertOptimizer, OptimizerSettings
 
 
 def tensors_of(step: int, size: int = 100) -> dict[str, Tensor]:
@@ -64,13 +64,13 @@ def test_round_trip_is_exact(tmp_path: Path) -> None:
 
 
 def test_a_model_with_its_optimizer_continues_bit_by_bit(tmp_path: Path) -> None:
-    def build(seed: int) -> tuple[nn.Module, PretrainingOptimizer]:
+    def build(seed: int) -> tuple[nn.Module, BertOptimizer]:
         torch.manual_seed(seed)
         model = nn.ModuleDict({"encoder": nn.ModuleDict({"layer": nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])})})
         settings = OptimizerSettings("muon", learning_rate=0.01)
-        return model, PretrainingOptimizer(model.named_parameters(), settings)
+        return model, BertOptimizer(model.named_parameters(), settings)
 
-    def train(model: nn.Module, optimizer: PretrainingOptimizer, first: int, last: int) -> None:
+    def train(model: nn.Module, optimizer: BertOptimizer, first: int, last: int) -> None:
         for step in range(first, last):
             generator = torch.Generator().manual_seed(step)
             for parameter in model.parameters():

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from bertsmith.errors import UserError
 from bertsmith.training.optimizer import (
+    BertOptimizer,
     OptimizerSettings,
-    PretrainingOptimizer,
     _iterate_in_bf16,
     _iterate_on_gram,
     clip_gradients,
@@ -52,7 +52,7 @@ def set_gradients(model: nn.Module, seed: int) -> None:
         parameter.grad = torch.randn(parameter.shape, generator=generator)
 
 
-def train(model: nn.Module, optimizer: PretrainingOptimizer, first: int, last: int) -> None:
+def train(model: nn.Module, optimizer: BertOptimizer, first: int, last: int) -> None:
     for step in range(first, last):
         set_gradients(model, seed=step)
         optimizer.step(1 - step / 20)
@@ -86,7 +86,7 @@ def test_adamw_equals_a_plain_float64_loop(bias_correction: bool, scale: float) 
     starts = matrix.detach().clone(), bias.detach().clone()
     gradients = scale * torch.randn(50, 5, 7)
     factors = [min((t + 1) / 10, 1 - t / 50) for t in range(49)] + [0.0]  # a learning rate of 0 moves nothing
-    optimizer = PretrainingOptimizer([("dense.weight", matrix), ("dense.bias", bias)], settings)
+    optimizer = BertOptimizer([("dense.weight", matrix), ("dense.bias", bias)], settings)
     for gradient, factor in zip(gradients, factors, strict=True):
         matrix.grad, bias.grad = gradient.clone(), gradient[0].clone()
         optimizer.step(factor)
@@ -101,7 +101,7 @@ def test_without_bias_correction_the_first_step_is_larger() -> None:
     for bias_correction in (True, False):
         weight = nn.Parameter(torch.zeros(3, 3))
         settings = OptimizerSettings(learning_rate=1.0, weight_decay=0.0, bias_correction=bias_correction)
-        optimizer = PretrainingOptimizer([("w", weight)], settings)
+        optimizer = BertOptimizer([("w", weight)], settings)
         weight.grad = torch.ones(3, 3)
         optimizer.step(1.0)
         moved[bias_correction] = -weight[0, 0].item()
@@ -119,7 +119,7 @@ def test_groups_follow_the_reference_and_cover_everything_once() -> None:
     assert len(matrices) == 2 * 4
     assert not any("LayerNorm" in name or "bias" in name or "pooler" in name for name in matrices)
     for kind in ("adamw", "muon"):
-        optimizer = PretrainingOptimizer(model.named_parameters(), OptimizerSettings(kind))
+        optimizer = BertOptimizer(model.named_parameters(), OptimizerSettings(kind))
         state = optimizer.state_tensors()
         moments = {name.split(".", 1)[1] for name in state if name != "step"}
         assert moments == set(named)  # the tied decoder appears once, under the embedding's name
@@ -130,7 +130,7 @@ def test_only_decayed_weights_shrink_without_gradient() -> None:
     model = make_model()
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     settings = OptimizerSettings("muon", learning_rate=0.1, matrix_rate_factor=2.0, weight_decay=0.5)
-    optimizer = PretrainingOptimizer(model.named_parameters(), settings)
+    optimizer = BertOptimizer(model.named_parameters(), settings)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step(0.5)
@@ -150,7 +150,7 @@ def test_muon_equals_torchs(shape: tuple[int, int], monkeypatch: pytest.MonkeyPa
     named = [(f"encoder.layer.{i}.w", parameter) for i, parameter in enumerate(ours)]
     rest = nn.Parameter(torch.ones(2))
     settings = OptimizerSettings("muon", learning_rate=1.0, matrix_rate_factor=0.02, weight_decay=0.1)
-    optimizer = PretrainingOptimizer([*named, ("b", rest)], settings)
+    optimizer = BertOptimizer([*named, ("b", rest)], settings)
     for _ in range(5):
         rest.grad = torch.ones(2)
         for mine, other in zip(ours, theirs, strict=True):
@@ -196,10 +196,10 @@ def test_orthogonalization_of_nothing_is_nothing() -> None:
 def test_resumed_twice_equals_unbroken(kind: str, bias_correction: bool) -> None:
     settings = OptimizerSettings(kind, learning_rate=0.01, bias_correction=bias_correction)
     whole = make_model()
-    train(whole, PretrainingOptimizer(whole.named_parameters(), settings), 0, 15)
+    train(whole, BertOptimizer(whole.named_parameters(), settings), 0, 15)
 
     model = make_model()
-    optimizer = PretrainingOptimizer(model.named_parameters(), settings)
+    optimizer = BertOptimizer(model.named_parameters(), settings)
     train(model, optimizer, 0, 5)
     for first, last in ((5, 10), (10, 15)):
         weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -207,7 +207,7 @@ def test_resumed_twice_equals_unbroken(kind: str, bias_correction: bool) -> None
         assert int(state["step"]) == first
         model = make_model(seed=99)
         model.load_state_dict(weights)
-        optimizer = PretrainingOptimizer(model.named_parameters(), settings)
+        optimizer = BertOptimizer(model.named_parameters(), settings)
         optimizer.load_state_tensors(state)
         train(model, optimizer, first, last)
     for name, tensor in whole.state_dict().items():
@@ -216,10 +216,10 @@ def test_resumed_twice_equals_unbroken(kind: str, bias_correction: bool) -> None
 
 def test_state_that_does_not_fit_is_named_and_changes_nothing() -> None:
     model = make_model()
-    adamw = PretrainingOptimizer(model.named_parameters(), OptimizerSettings())
+    adamw = BertOptimizer(model.named_parameters(), OptimizerSettings())
     train(model, adamw, 0, 2)
     before = {name: tensor.clone() for name, tensor in adamw.state_tensors().items()}
-    muon_state = PretrainingOptimizer(model.named_parameters(), OptimizerSettings("muon")).state_tensors()
+    muon_state = BertOptimizer(model.named_parameters(), OptimizerSettings("muon")).state_tensors()
     with pytest.raises(UserError, match=r"exp_avg\.encoder\.layer\.0\.query_key_value\.weight is missing"):
         adamw.load_state_tensors(muon_state)
     wrong = before | {"exp_avg.pooler.bias": torch.zeros(9)}
@@ -232,7 +232,7 @@ def test_state_that_does_not_fit_is_named_and_changes_nothing() -> None:
 
 def test_a_parameter_without_gradient_is_named() -> None:
     model = make_model()
-    optimizer = PretrainingOptimizer(model.named_parameters(), OptimizerSettings())
+    optimizer = BertOptimizer(model.named_parameters(), OptimizerSettings())
     set_gradients(model, 0)
     model.pooler.bias.grad = None
     with pytest.raises(RuntimeError, match=r"pooler\.bias"):
@@ -243,7 +243,7 @@ def test_a_parameter_without_gradient_is_named() -> None:
 def test_small_updates_move_a_weight_of_one() -> None:
     # P11: in bf16, 1 - 1e-4 rounds back to 1; here the forward pass is bf16 and the weight moves all the same
     weight = nn.Parameter(torch.ones(4, 4))
-    optimizer = PretrainingOptimizer([("w", weight)], OptimizerSettings(learning_rate=1e-4, weight_decay=0.0))
+    optimizer = BertOptimizer([("w", weight)], OptimizerSettings(learning_rate=1e-4, weight_decay=0.0))
     for _ in range(200):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = (torch.ones(1, 4) @ weight).sum()
@@ -255,18 +255,18 @@ def test_small_updates_move_a_weight_of_one() -> None:
 
 def test_bf16_weights_are_refused() -> None:
     with pytest.raises(ValueError, match=r"w is torch\.bfloat16"):
-        PretrainingOptimizer([("w", nn.Parameter(torch.ones(2, dtype=torch.bfloat16)))], OptimizerSettings())
+        BertOptimizer([("w", nn.Parameter(torch.ones(2, dtype=torch.bfloat16)))], OptimizerSettings())
 
 
 def test_muon_without_encoder_matrices_is_an_error() -> None:
     with pytest.raises(ValueError, match="this model has none"):
-        PretrainingOptimizer([("dense.weight", nn.Parameter(torch.ones(2, 2)))], OptimizerSettings("muon"))
+        BertOptimizer([("dense.weight", nn.Parameter(torch.ones(2, 2)))], OptimizerSettings("muon"))
 
 
 def test_frozen_parameters_are_left_alone() -> None:
     model = make_model()
     model.pooler.requires_grad_(False)
-    optimizer = PretrainingOptimizer(model.named_parameters(), OptimizerSettings())
+    optimizer = BertOptimizer(model.named_parameters(), OptimizerSettings())
     assert not any("pooler" in name for name in optimizer.state_tensors())
 
 

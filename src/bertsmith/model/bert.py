@@ -108,15 +108,18 @@ class BertPooler(nn.Module):
 
 
 class BertModel(nn.Module):
-    """Embeddings, encoder and pooler. `compute_dtype` is the type of all arithmetic after the embedding sum."""
+    """Embeddings, encoder and pooler. `compute_dtype` is the type of all arithmetic after the embedding sum.
 
-    def __init__(self, config: BertConfig) -> None:
+    `pooled` False: without the pooler, for heads that look at tokens only; it then hands [CLS] on as it is.
+    """
+
+    def __init__(self, config: BertConfig, pooled: bool = True) -> None:
         super().__init__()
         self.config = config
         self.compute_dtype = torch.float32
         self.embeddings = BertEmbeddings(config)
         self.encoder = BertEncoder(config)
-        self.pooler = BertPooler(config)
+        self.pooler: nn.Module = BertPooler(config) if pooled else nn.Identity()
 
     def hidden_states(
         self,
@@ -148,6 +151,19 @@ class BertModel(nn.Module):
     ) -> Tensor:
         """→ last hidden states, (T, H), or (R, H) of the tokens `rows`."""
         return self.hidden_states(token_ids, segment_ids, position_ids, sequence_starts, masks, tied, rows)[-1]
+
+
+@torch.no_grad()
+def initialize_parameters(model: nn.Module, deviation: float, seed: int) -> None:
+    """Truncated normal (cut at two standard deviations) for matrices, zeros for biases, ones for norms."""
+    source = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2:
+            nn.init.trunc_normal_(parameter, std=deviation, a=-2 * deviation, b=2 * deviation, generator=source)
+        elif name.endswith("norm.weight"):
+            parameter.fill_(1)
+        else:
+            parameter.zero_()
 
 
 @dataclass
@@ -188,18 +204,9 @@ class BertForPreTraining(nn.Module):
             for parameter in (*self.bert.pooler.parameters(), *self.nsp_head.parameters()):
                 parameter.requires_grad_(False)
 
-    @torch.no_grad()
     def initialize(self, seed: int) -> "BertForPreTraining":
-        """Truncated normal (cut at two standard deviations) for matrices, zeros for biases, ones for norms."""
-        source = torch.Generator().manual_seed(seed)
-        deviation = self.config.initializer_range
-        for name, parameter in self.named_parameters():
-            if parameter.ndim == 2:
-                nn.init.trunc_normal_(parameter, std=deviation, a=-2 * deviation, b=2 * deviation, generator=source)
-            elif name.endswith("norm.weight"):
-                parameter.fill_(1)
-            else:
-                parameter.zero_()
+        """See `initialize_parameters`."""
+        initialize_parameters(self, self.config.initializer_range, seed)
         return self
 
     def forward(

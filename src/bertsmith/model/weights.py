@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from bertsmith.errors import UserError
 from bertsmith.model.bert import BertForPreTraining
@@ -34,6 +34,8 @@ _NAMES = {
     "mlm_head.norm": "cls.predictions.transform.LayerNorm",
     "mlm_head.bias": "cls.predictions.bias",
     "nsp_head.linear": "cls.seq_relationship",
+    "classifier": "classifier",
+    "qa_outputs": "qa_outputs",
 }
 # ours → theirs, after "bert.encoder.layer.N."
 _LAYER_NAMES = {
@@ -63,7 +65,7 @@ def hugging_face_names(name: str) -> list[str]:
     return [f"{prefix}{_LAYER_NAMES[part]}.{leaf}"]
 
 
-def to_hugging_face(model: BertForPreTraining) -> dict[str, Tensor]:
+def to_hugging_face(model: nn.Module) -> dict[str, Tensor]:
     """The model's parameters under transformers' names; tied tensors once."""
     tensors = {}
     for name, parameter in model.named_parameters():
@@ -82,12 +84,13 @@ class LoadReport:
     unused: list[str]
 
     def missing_from(self, *parts: str) -> list[str]:
-        """Missing tensors of the named parts: encoder, pooler, mlm, nsp."""
+        """Missing tensors of the named parts: encoder, pooler, mlm, nsp, output (a task's own layer)."""
         prefixes = {
             "encoder": ("bert.embeddings", "bert.encoder"),
             "pooler": ("bert.pooler",),
             "mlm": ("cls.predictions",),
             "nsp": ("cls.seq_relationship",),
+            "output": ("classifier", "qa_outputs"),
         }
         return [name for name in self.missing if any(name.startswith(p) for part in parts for p in prefixes[part])]
 
@@ -103,7 +106,7 @@ def _normalized_name(name: str) -> str:
 
 
 @torch.no_grad()
-def load_weights(model: BertForPreTraining, path: Path) -> LoadReport:
+def load_weights(model: nn.Module, path: Path) -> LoadReport:
     """Fill `model` from a safetensors file under transformers' names. Raises UserError on a broken or ill-fitting one.
 
     Parameters the file lacks keep their values and are reported as missing.
@@ -157,16 +160,24 @@ def load_model(folder: Path | str, next_sentence: bool = True) -> tuple[BertForP
     """
     folder = Path(folder)
     config, values = read_config(folder)
+    model = BertForPreTraining(config, next_sentence).initialize(0)
+    return model, load_folder_weights(model, folder), values
+
+
+def load_folder_weights(model: nn.Module, folder: Path) -> LoadReport:
+    """Fill `model` from a model folder. Parameters that the folder lacks keep their values and are reported.
+
+    Raises UserError when there are no weights, they are broken or ill-fitting, or encoder weights are missing.
+    """
     path = folder / WEIGHTS
     if not path.is_file():
         found = ", ".join(sorted(p.name for p in folder.glob("*.bin"))) or "no weights"
         raise UserError(f"{folder}: no {WEIGHTS} here (found {found}); save the model as safetensors")
-    model = BertForPreTraining(config, next_sentence).initialize(0)
     report = load_weights(model, path)
     absent = report.missing_from("encoder")
     if absent:
         raise UserError(f"{path}: {len(absent)} encoder tensors are missing, the first is {absent[0]}")
-    return model, report, values
+    return report
 
 
 def save_model(folder: Path, model: BertForPreTraining, objective: str) -> None:
@@ -174,12 +185,12 @@ def save_model(folder: Path, model: BertForPreTraining, objective: str) -> None:
 
     `objective` is recorded, for it says whether pooler and next-sentence head were trained.
     """
-    config = model.config.to_dict() | {
-        "architectures": ["BertForPreTraining"],
-        "dtype": "float32",
-        "tie_word_embeddings": True,
-        OBJECTIVE_KEY: objective,
-    }
+    write_folder(folder, model, model.config, {"architectures": ["BertForPreTraining"], OBJECTIVE_KEY: objective})
+
+
+def write_folder(folder: Path, model: nn.Module, shape: BertConfig, more: dict[str, Any]) -> None:
+    """Write config.json (`shape`, and `more`, what the model's kind adds) and model.safetensors into `folder`."""
+    config = shape.to_dict() | {"dtype": "float32", "tie_word_embeddings": True} | more
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / CONFIG, json.dumps(config, indent=2, sort_keys=True) + "\n")
     with atomic_file(folder / WEIGHTS) as partial:

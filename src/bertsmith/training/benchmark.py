@@ -14,7 +14,7 @@ from bertsmith.hardware import prepare_machine
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import BertConfig, useful_flops
 from bertsmith.model.dropout import DropoutMasks
-from bertsmith.training.optimizer import OptimizerSettings, PretrainingOptimizer, clip_gradients
+from bertsmith.training.optimizer import BertOptimizer, OptimizerSettings, clip_gradients
 
 VOCAB_SIZE = 30522
 
@@ -45,7 +45,7 @@ class StepTimer:
         self.config = BertConfig.of_size(size, VOCAB_SIZE)
         self.model = BertForPreTraining(self.config).initialize(seed).to(device)
         self.model.bert.compute_dtype = dtype
-        self.optimizer = PretrainingOptimizer(self.model.named_parameters(), OptimizerSettings())
+        self.optimizer = BertOptimizer(self.model.named_parameters(), OptimizerSettings())
         self.batch, self.device, self.steps = synthetic_batch(batch, length, device, seed), device, 0
         masked = len(self.batch["masked_labels"])
         self.scales = {"mlm_scale": 1 / masked, "nsp_scale": 1 / batch}

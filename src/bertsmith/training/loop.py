@@ -26,7 +26,7 @@ from bertsmith.storage import atomic_folder, write_text
 from bertsmith.training.checkpoint import find_newest_checkpoint, save_checkpoint
 from bertsmith.training.evaluation import batch_tensors, evaluate
 from bertsmith.training.metrics_log import MetricsLog, ProgressLine, describe_references, plot_loss
-from bertsmith.training.optimizer import PretrainingOptimizer, clip_gradients
+from bertsmith.training.optimizer import BertOptimizer, clip_gradients
 from bertsmith.training.schedule import phase_of
 from bertsmith.training.settings import PretrainSettings
 from bertsmith.training.setup import (
@@ -82,7 +82,7 @@ def _pretrain(settings: PretrainSettings, out: Path) -> dict[str, Any]:
     model = model.to(device)
     model.bert.compute_dtype = machine.dtype
     model_built = time.monotonic()
-    optimizer = PretrainingOptimizer(model.named_parameters(), settings.optimizer)
+    optimizer = BertOptimizer(model.named_parameters(), settings.optimizer)
     if checkpoint is not None:
         model.load_state_dict(checkpoint.load_weights(model.state_dict()))
         optimizer.load_state_tensors(checkpoint.load_optimizer())

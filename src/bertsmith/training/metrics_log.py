@@ -199,7 +199,9 @@ class ProgressLine:
         self._open = False
 
 
-def plot_loss(run: Path, ln_vocab: float | None = None, unigram_entropy: float | None = None) -> Path | None:
+def plot_loss(
+    run: Path, ln_vocab: float | None = None, unigram_entropy: float | None = None, title: str = "Pre-training loss"
+) -> Path | None:
     """Draw RUN/metrics.jsonl as RUN/loss.png; None, and nothing written, when no loss is logged yet.
 
     The MLM loss in training (each log line, and their moving average) and on the held-out split (`eval_mlm_loss`), the
@@ -266,7 +268,7 @@ def plot_loss(run: Path, ln_vocab: float | None = None, unigram_entropy: float |
     last = f"{training[0][-1]:,} steps, training {_moving_average(training[1])[-1]:.2f}"
     if held_out[0]:
         last += f", held-out {held_out[1][-1]:.2f}"
-    axes.set_title(f"Pre-training loss: {last}", loc="left", fontsize=11)
+    axes.set_title(f"{title}: {last}", loc="left", fontsize=11)
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
     path = run / "loss.png"
     with atomic_file(path) as partial:

@@ -5,7 +5,7 @@ is exchanged as a flat `name -> tensor` dictionary, so that a checkpoint is a sa
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -31,14 +31,20 @@ def is_encoder_matrix(name: str, parameter: Tensor) -> bool:
     return parameter.ndim == 2 and "encoder.layer" in name and is_decayed(name, parameter)
 
 
-class PretrainingOptimizer:
+class BertOptimizer:
     """Updates every parameter of `named_parameters` that requires a gradient; see the module's docstring.
 
     The learning rates in `settings` are peaks; `step` is given the schedule's share of them. Weights must be fp32: in
     bf16 an update of 1e-4 on a weight of 1 rounds to nothing, so bf16 belongs to the arithmetic, not to the weights.
     """
 
-    def __init__(self, named_parameters: Iterable[tuple[str, Parameter]], settings: OptimizerSettings) -> None:
+    def __init__(
+        self,
+        named_parameters: Iterable[tuple[str, Parameter]],
+        settings: OptimizerSettings,
+        rate_scale: Callable[[str], float] = lambda name: 1.0,
+    ) -> None:
+        """`rate_scale`: the share of AdamW's learning rate that the parameter of a name takes."""
         parameters = {name: parameter for name, parameter in named_parameters if parameter.requires_grad}
         for name, parameter in parameters.items():
             if parameter.dtype not in (torch.float32, torch.float64):
@@ -50,16 +56,19 @@ class PretrainingOptimizer:
         matrices = {n: p for n, p in parameters.items() if settings.name == "muon" and is_encoder_matrix(n, p)}
         if settings.name == "muon" and not matrices:
             raise ValueError("muon updates the 2-D weights under encoder.layer, and this model has none")
-        decayed = {n: p for n, p in parameters.items() if n not in matrices and is_decayed(n, p)}
-        plain = {n: p for n, p in parameters.items() if n not in matrices and not is_decayed(n, p)}
-        covered = [id(p) for group in (matrices, decayed, plain) for p in group.values()]
+        groups: dict[tuple[bool, float], dict[str, Parameter]] = {}
+        for name, parameter in parameters.items():
+            if name not in matrices:
+                kind = (not is_decayed(name, parameter), rate_scale(name))
+                groups.setdefault(kind, {})[name] = parameter
+        ordered = sorted(groups.items(), key=lambda group: group[0])
+        covered = [id(p) for group in (matrices, *groups.values()) for p in group.values()]
         assert len(set(covered)) == len(covered) == len(parameters), "each parameter belongs to exactly one group"
         self._matrices = _Muon(matrices, settings) if matrices else None
-        self._rest = decayed | plain
+        self._rest = {name: parameter for _, group in ordered for name, parameter in group.items()}
         self._groups = [
-            _AdamW(list(group.values()), decay)
-            for group, decay in ((decayed, settings.weight_decay), (plain, 0.0))
-            if group
+            _AdamW(list(group.values()), 0.0 if plain else settings.weight_decay, scale)
+            for (plain, scale), group in ordered
         ]
 
     def step(self, learning_rate_factor: float) -> None:
@@ -134,13 +143,13 @@ class PretrainingOptimizer:
 
 
 class _AdamW:
-    """The parameters of one weight decay with their moments.
+    """The parameters of one weight decay and one share of the learning rate, with their moments.
 
     torch's function, not its class torch.optim.AdamW: to make one imports the compiler, 2 seconds of every start.
     """
 
-    def __init__(self, parameters: list[Parameter], decay: float) -> None:
-        self.parameters, self.decay = parameters, decay
+    def __init__(self, parameters: list[Parameter], decay: float, rate_scale: float) -> None:
+        self.parameters, self.decay, self.rate_scale = parameters, decay, rate_scale
         self.exp_avgs = [torch.zeros_like(parameter, requires_grad=False) for parameter in parameters]
         self.exp_avg_sqs = [torch.zeros_like(parameter, requires_grad=False) for parameter in parameters]
         self.steps = [torch.zeros((), dtype=torch.float32, device=parameter.device) for parameter in parameters]
@@ -159,7 +168,7 @@ class _AdamW:
             amsgrad=False,
             beta1=beta1,
             beta2=beta2,
-            lr=rate,
+            lr=rate * self.rate_scale,
             weight_decay=self.decay * decay_scale,
             eps=epsilon,
             maximize=False,
