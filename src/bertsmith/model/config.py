@@ -100,13 +100,18 @@ def useful_flops(config: BertConfig, tokens: int, squared_lengths: int, masked: 
     attention over each sequence (`squared_lengths` = Σ length²), the MLM head on `masked` positions, pooler and NSP
     head on `sequences` (0: not trained). Multiply and add count as two.
     """
+    hidden = config.hidden_size
+    head = masked * 2 * hidden * (hidden + config.vocab_size)
+    pooler = sequences * 2 * hidden * (hidden + 2)
+    return encoder_flops(config, tokens, squared_lengths, masked + sequences) + 3.0 * (head + pooler)
+
+
+def encoder_flops(config: BertConfig, tokens: int, squared_lengths: int, rows: int) -> float:
+    """The encoder's part of a training step (forward and backward); its last layer is wanted at `rows` tokens only."""
     hidden, layers = config.hidden_size, config.num_hidden_layers
     every_token = layers * 3 * hidden * hidden + (layers - 1) * (
         hidden * hidden + 2 * hidden * config.intermediate_size
     )
     last_rows = hidden * hidden + 2 * hidden * config.intermediate_size
-    encoder = 2 * (tokens * every_token + (masked + sequences) * last_rows)
-    attention = layers * squared_lengths * 4 * hidden
-    head = masked * 2 * hidden * (hidden + config.vocab_size)
-    pooler = sequences * 2 * hidden * (hidden + 2)
-    return 3.0 * (encoder + attention + head + pooler)
+    products = 2 * (tokens * every_token + rows * last_rows)
+    return 3.0 * (products + layers * squared_lengths * 4 * hidden)

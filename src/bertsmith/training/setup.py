@@ -7,7 +7,7 @@ the model's positions, other settings than the run began with) is refused before
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,14 +24,17 @@ from bertsmith.progress import say
 from bertsmith.text.tokenizer import BertTokenizer, load_tokenizer
 from bertsmith.training.checkpoint import Checkpoint
 from bertsmith.training.settings import FREE_TO_CHANGE, PretrainSettings
-from bertsmith.training.state import Arithmetic, RunState
+from bertsmith.training.state import Arithmetic, RunState, warn_of_changes
 
 CONFIG_FILE = "config.toml"
+# what says that a run has done something; a fine-tuning has several runs in one folder
+_KEPT = ("checkpoints/step-*", "result.json", "runs/*/checkpoints/step-*", "runs/*/result.json")
 # tokens of a micro-batch when the user names none: on the CPU what stays near the caches, on CUDA what fills the chip
 _MICRO_TOKENS = {"cpu": 8192, "cuda": 65536}
 # fewer held-out examples than this make a loss that chance moves by several hundredths
 FEW_HELD_OUT_ROWS = 100
 _EVALUATION_TOKENS = 8192
+Settings = TypeVar("Settings")
 
 
 @dataclass
@@ -57,35 +60,47 @@ def open_data(settings: PretrainSettings) -> TrainingData:
 
 
 def run_settings(out: Path, recipe: dict[str, Any] | None, overrides: list[tuple[str, str]]) -> PretrainSettings:
+    """See `settings_of_run`."""
+    return settings_of_run(PretrainSettings, FREE_TO_CHANGE, out, recipe, overrides)
+
+
+def settings_of_run(
+    kind: type[Settings],
+    free: tuple[str, ...],
+    out: Path,
+    recipe: dict[str, Any] | None,
+    overrides: list[tuple[str, str]],
+) -> Settings:
     """The settings of the run in `out`: its own config.toml when it has one and no other recipe is named.
 
-    `precision = "auto"` is what it was found to be when the run began. Raises UserError for settings that are wrong,
-    for a run that has a checkpoint made with others (see FREE_TO_CHANGE), and for a folder that holds something else.
+    `kind`: their dataclass, with a field `precision`; "auto" is what it was found to be when the run began. `free`: the
+    keys that may change between the parts of a run. Raises UserError for settings that are wrong, for a run that has
+    results or a checkpoint made with others, and for a folder that holds something else.
     """
     started = out / CONFIG_FILE
     if not started.is_file():
         if out.is_dir() and any(not entry.name.startswith(".") for entry in out.iterdir()):
             raise UserError(f"{out}: holds something else than a run (no {CONFIG_FILE}); choose another --out")
-        return load_settings(PretrainSettings, recipe, overrides)
+        return load_settings(kind, recipe, overrides)
     try:
-        before = load_settings(PretrainSettings, load_recipe(started))
+        before: Any = load_settings(kind, load_recipe(started))
     except UserError as error:
         raise UserError(f"{started}: holds no settings of a run ({error}); mend it or choose another --out") from error
-    settings = load_settings(PretrainSettings, load_recipe(started) if recipe is None else recipe, overrides)
-    if not any((out / "checkpoints").glob("step-*")):
+    settings: Any = load_settings(kind, load_recipe(started) if recipe is None else recipe, overrides)
+    if not any(any(out.glob(kept)) for kept in _KEPT):
         return settings  # nothing is kept of that start
     if settings.precision == "auto":
         settings = replace(settings, precision=before.precision)
-    _refuse_changes(out, fixed_settings(before), fixed_settings(settings))
+    _refuse_changes(out, fixed_settings(before, free), fixed_settings(settings, free))
     return settings
 
 
-def fixed_settings(settings: PretrainSettings) -> dict[str, Any]:
+def fixed_settings(settings: Any, free: tuple[str, ...] = FREE_TO_CHANGE) -> dict[str, Any]:
     """Key → value of every setting that must stay what it is for as long as a run lasts."""
     return {
         key: _value(settings, key)
-        for key in (setting.key for setting in list_settings(PretrainSettings))
-        if not any(key == free or (free.endswith(".") and key.startswith(free)) for free in FREE_TO_CHANGE)
+        for key in (setting.key for setting in list_settings(type(settings)))
+        if not any(key == name or (name.endswith(".") and key.startswith(name)) for name in free)
     }
 
 
@@ -255,15 +270,8 @@ def micro_batch_size(settings: PretrainSettings, max_length: int, device: torch.
 
 def take_machine(state: RunState, settings: PretrainSettings, machine: Machine) -> None:
     """Note in `state` what rounding depends on here, and say so if the run began with something else."""
-    now = Arithmetic(
-        precision=machine.precision,
-        device=machine.device.type if machine.device.type == "cpu" else torch.cuda.get_device_name(machine.device),
-        threads=torch.get_num_threads(),
-        instructions=torch.backends.cpu.get_cpu_capability(),
-        torch=torch.__version__,
-    )
+    now = Arithmetic.of(machine)
     before, state.arithmetic = state.arithmetic, now
-    if before is not None and (changes := before.differences(now)):
-        say(f"warning: the run began otherwise ({changes}): from here on it equals an unbroken run up to rounding only")
+    warn_of_changes(before, now)
     if settings.micro_batch_size is not None or (before is not None and before.device != now.device):
         state.micro_batch_size = 0  # to be chosen anew

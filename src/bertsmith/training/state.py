@@ -15,9 +15,13 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, BinaryIO
 
+import torch
+
 from bertsmith.corpus.batches import BatchCounts, StreamPosition
 from bertsmith.corpus.windows import CorpusIndex
 from bertsmith.errors import UserError
+from bertsmith.hardware import Machine
+from bertsmith.progress import say
 from bertsmith.storage import disk_errors
 from bertsmith.training.evaluation import Evaluation
 
@@ -78,6 +82,18 @@ class Arithmetic:
     """The widest vector instructions PyTorch uses on this CPU."""
     torch: str
 
+    @classmethod
+    def of(cls, machine: Machine) -> "Arithmetic":
+        """What it is here and now."""
+        on_cpu = machine.device.type == "cpu"
+        return cls(
+            precision=machine.precision,
+            device="cpu" if on_cpu else torch.cuda.get_device_name(machine.device),
+            threads=torch.get_num_threads(),
+            instructions=torch.backends.cpu.get_cpu_capability(),
+            torch=torch.__version__,
+        )
+
     def differences(self, now: "Arithmetic") -> str:
         """What is not the same now, such as `threads 2 → 4, torch 2.12.0 → 2.13.0`; empty when all is."""
         return ", ".join(
@@ -85,6 +101,12 @@ class Arithmetic:
             for entry in fields(self)
             if (before := getattr(self, entry.name)) != (after := getattr(now, entry.name))
         )
+
+
+def warn_of_changes(before: Arithmetic | None, now: Arithmetic) -> None:
+    """Say what rounding depends on and is not as when the run began."""
+    if before is not None and (changes := before.differences(now)):
+        say(f"warning: the run began otherwise ({changes}): from here on it equals an unbroken run up to rounding only")
 
 
 @dataclass
