@@ -70,7 +70,7 @@ def read_table(data: bytes) -> dict[bytes, bytes]:
 
 
 def write_table(entries: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The table of `entries`, which come with ascending keys: the bytes TensorFlow would write, not compressed."""
+    """The table of `entries`, which come with ascending keys; as long as one block holds it, TensorFlow's own bytes."""
     out = bytearray()
     index: list[tuple[bytes, bytes]] = []
     block: list[tuple[bytes, bytes]] = []

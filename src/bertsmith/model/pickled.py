@@ -6,6 +6,7 @@ and pickles can hold code: torch's restricted reader is used, which knows tensor
 
 import json
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -65,7 +66,9 @@ def read_pytorch_bin(path: Path | str) -> dict[str, Tensor]:
     """
     path = Path(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of pickle protocols: what does not work is an error below
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
     except UserError:
@@ -73,8 +76,8 @@ def read_pytorch_bin(path: Path | str) -> dict[str, Tensor]:
     except Exception as error:  # the reader raises nearly everything on damaged bytes
         if named := re.search(r"GLOBAL ([\w.]+)", str(error)):
             raise UserError(
-                f"{path}: holds Python code or objects ({named[1]}), of which nothing was run; save the weights alone, "
-                f"as {SAFETENSORS}"
+                f"{path}: holds more than tensors ({named[1]}), which could be code and was not run; save the weights "
+                f"alone, as {SAFETENSORS}"
             ) from error
         raise UserError(
             f"{path}: damaged or no PyTorch weights ({type(error).__name__}); copy the model folder again"

@@ -86,8 +86,8 @@ class TensorBundle(Mapping[str, BundleEntry]):
         entry = self[name]
         if entry.slices:
             raise UserError(
-                f"{self.prefix}: tensor {name} is stored in {entry.slices} slices (a partitioned variable), which is "
-                "not read; save it unpartitioned"
+                f"{self.prefix}: tensor {name} is stored in slices, as a partitioned variable, which is not read; save "
+                "it in one piece"
             )
         if not entry.readable:
             known = ", ".join(sorted(_STORED))
@@ -142,7 +142,7 @@ def read_bundle(prefix: Path | str) -> TensorBundle:
 
 
 def write_bundle(prefix: Path | str, tensors: Mapping[str, npt.ArrayLike]) -> None:
-    """Write PREFIX.index and PREFIX.data-00000-of-00001 as TensorFlow does, byte for byte the same for equal tensors.
+    """Write PREFIX.index and PREFIX.data-00000-of-00001 for TensorFlow to read; equal tensors give equal bytes.
 
     `tensors` are asked for one at a time, in order of names. Raises UserError when the disk refuses, or for a type that
     is not numbers.
