@@ -15,12 +15,14 @@ from bertsmith.text.readers import detect_kind, read_documents
 ROW_FORMATS = ("jsonl", "csv", "tsv", "parquet")
 
 
-class _EveryRow(ReadReport):
-    """A report that lets nothing be left out."""
+class EveryRow(ReadReport):
+    """A report that lets nothing be left out: UserError for whatever a reader would skip, but for blank lines."""
+
+    advice = "every row must hold a text (--text-column names its column)"
 
     def skip(self, reason: str, place: str) -> None:
         if reason != "blank line":
-            raise UserError(f"{place}: {reason}; every row must hold a text (--text-column names its column)")
+            raise UserError(f"{place}: {reason}; {self.advice}")
 
 
 def read_rows(path: str, options: ReadOptions, report: ReadReport | None = None) -> Iterator[tuple[int, str]]:
@@ -28,7 +30,7 @@ def read_rows(path: str, options: ReadOptions, report: ReadReport | None = None)
 
     Raises UserError where the file cannot be read, is of another kind, or a row holds no text.
     """
-    strict = _EveryRow()
+    strict = EveryRow()
     try:
         file = TextFile(path, options, strict)
         try:

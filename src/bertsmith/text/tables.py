@@ -1,4 +1,4 @@
-"""Files of rows: .jsonl, .csv, .tsv and .parquet → a document for each row's text column.
+"""Files of rows: .jsonl, .csv, .tsv and .parquet → their rows, or a document for each row's text column.
 
 A row that cannot be used is counted with its reason and the first ones are named; a column that no row has is an error
 that names the columns there are. Cells are text as they stand: "NA", "null" and "01" mean nothing special.
@@ -6,7 +6,7 @@ that names the columns there are. Cells are text as they stand: "NA", "null" and
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from bertsmith.errors import UserError
@@ -20,6 +20,43 @@ MAX_FIELD = 1 << 26
 BATCH_BYTES = 4 << 20
 """Text of a .parquet batch, about."""
 NAMES = 20
+RETURN = "\udc0d"
+"""Stands for `\\r` inside `RowDecoder`; a lone surrogate, which decoding never gives."""
+
+
+class MarkedReturns:
+    """An incremental codec whose `\\r` come out as RETURN, so that `Decoder` does not make line ends of them."""
+
+    def __init__(self, codec: Any) -> None:
+        self.codec, self.getstate, self.setstate = codec, codec.getstate, codec.setstate
+
+    def decode(self, data: bytes, final: bool = False) -> str:
+        return self.codec.decode(data, final).replace("\r", RETURN)
+
+
+class RowDecoder(Decoder):
+    """A Decoder for rows: `\\n` and `\\r\\n` end a line; a lone `\\r` stays in its cell, where it splits no row."""
+
+    def __init__(self, path: str, options: ReadOptions, report: ReadReport, offset: int = 0) -> None:
+        super().__init__(path, options, report, offset)
+        self.codec: Any = MarkedReturns(self.codec)
+        self.last = ""  # a RETURN at the end of a block, until it is known whether "\n" follows
+
+    def decode(self, data: bytes, final: bool = False) -> str:
+        text, self.last = self.last + super().decode(data, final), ""
+        if text.endswith(RETURN):  # at the end of the file it is what is left of a line end
+            text, self.last = text[:-1], "" if final else RETURN
+        return text.replace(f"{RETURN}\n", "\n").replace(RETURN, "\r") if RETURN in text else text
+
+
+class RowFile(TextFile):
+    """A TextFile of rows. Where its head holds no `\\n` at all, `\\r` is the line end (old Macintosh)."""
+
+    def decoder(self, report: ReadReport, on_invalid: str) -> Decoder:
+        if "\n" not in self.head[self.mark :].decode(self.encoding, errors="replace"):
+            return super().decoder(report, on_invalid)
+        options = ReadOptions(encoding=self.encoding, on_invalid=on_invalid)
+        return RowDecoder(self.path, options, report, offset=self.mark)
 
 
 def missing_column(path: str, column: str, names: Iterable[str], kind: str) -> UserError:
@@ -81,9 +118,10 @@ def read_jsonl(file: TextFile) -> Iterator[Document]:
         raise missing_column(path, column, others, "line has the key")
 
 
-def csv_rows(file: TextFile) -> Iterator[tuple[int, list[str]]]:
+def csv_rows(file: TextFile, blank: bool = False) -> Iterator[tuple[int, list[str]]]:
     """(line it starts on, cells) for each row of a .csv file, the header too: RFC 4180, quoted line ends and all.
 
+    blank: a blank line, which may be an empty cell where there is one column, is a row of no cells; else it is counted.
     A row with text after a closing quote is counted as broken. Raises UserError where a quote is never closed: all rows
     after it would be one cell.
     """
@@ -104,18 +142,21 @@ def csv_rows(file: TextFile) -> Iterator[tuple[int, list[str]]]:
             continue
         if row is None:
             return
-        if not row:
+        if not row and not blank:
             file.report.skip("blank line", f"{file.path}:{start}")
             continue
         yield start, row
 
 
-def tsv_rows(file: TextFile) -> Iterator[tuple[int, list[str]]]:
-    """(line, cells) for each line of a .tsv file, the header too; a quote is a character like any other."""
+def tsv_rows(file: TextFile, blank: bool = False) -> Iterator[tuple[int, list[str]]]:
+    """(line, cells) for each line of a .tsv file, the header too; a quote is a character like any other.
+
+    blank: as for `csv_rows`.
+    """
     for first, lines in file.lines():
         for number, line in enumerate(lines, first):
-            if line:
-                yield number, line.split("\t")
+            if line or blank:
+                yield number, line.split("\t") if line else []
             else:
                 file.report.skip("blank line", f"{file.path}:{number}")
 
@@ -145,16 +186,23 @@ def read_delimited(file: TextFile, rows: Iterator[tuple[int, list[str]]]) -> Ite
             yield document
 
 
-def open_parquet(path: str, column: str) -> Any:
-    """The open pyarrow ParquetFile; UserError where it is damaged or the column is missing or no text."""
+def open_parquet_file(path: str) -> Any:
+    """The open pyarrow ParquetFile; UserError where it is damaged."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         # a small buffer makes pyarrow read pages as they are needed, not whole column chunks
-        file = pq.ParquetFile(open_bytes(path) if is_url(path) else path, buffer_size=1 << 20, pre_buffer=False)
+        return pq.ParquetFile(open_bytes(path) if is_url(path) else path, buffer_size=1 << 20, pre_buffer=False)
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path}: damaged Parquet file: {error}") from error
+
+
+def open_parquet(path: str, column: str) -> Any:
+    """The open pyarrow ParquetFile; UserError where it is damaged or the column is missing or no text."""
+    import pyarrow as pa
+
+    file = open_parquet_file(path)
     names = file.schema_arrow.names
     if names.count(column) != 1:
         file.close()
@@ -203,16 +251,7 @@ def read_parquet(
                 before, rows_done = rows_done, rows_done + about.num_rows
                 total = max(file.metadata.num_rows, 1)
                 on_bytes(stored * rows_done // total - stored * before // total)
-            chunks = [about.column(i) for i in range(about.num_columns)]
-            size = sum(c.total_uncompressed_size for c in chunks if c.path_in_schema == options.text_column)
-            rows = int(BATCH_BYTES * about.num_rows / max(size, 1))
-            batches = file.iter_batches(
-                batch_size=max(1, min(rows, 8192)),
-                row_groups=[group],
-                columns=[options.text_column],
-                use_threads=False,
-            )
-            for batch in batches:
+            for batch in parquet_batches(file, group, [options.text_column]):
                 column = batch.column(0)
                 if pa.types.is_dictionary(column.type):
                     column = column.dictionary_decode()
@@ -231,6 +270,58 @@ def read_parquet(
         raise UserError(f"{path}: damaged Parquet file (after row {number - 1:,}): {error}") from error
     finally:
         file.close()
+
+
+def parquet_batches(file: Any, group: int, columns: Sequence[str]) -> Iterator[Any]:
+    """The record batches of a row group, about BATCH_BYTES of these columns each."""
+    about = file.metadata.row_group(group)
+    chunks = [about.column(i) for i in range(about.num_columns)]
+    # nested columns are stored as one chunk a leaf: answers.text.list.element
+    size = sum(c.total_uncompressed_size for c in chunks if (c.path_in_schema + ".").startswith(wanted_paths(columns)))
+    rows = int(BATCH_BYTES * about.num_rows / max(size, 1))
+    yield from file.iter_batches(
+        batch_size=max(1, min(rows, 8192)), row_groups=[group], columns=list(columns), use_threads=False
+    )
+
+
+def wanted_paths(columns: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{column}." for column in columns)
+
+
+def parquet_rows(
+    path: str, columns: Sequence[str], options: ReadOptions, report: ReadReport
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(1-based row, cells as Python values) for each row of a .parquet file; text and binary cells are str.
+
+    Raises UserError where the file is damaged; that it has the columns is for the caller to see to.
+    """
+    import pyarrow as pa
+
+    file = open_parquet_file(path)
+    number = 1
+    try:
+        for group in range(file.num_row_groups):
+            for batch in parquet_batches(file, group, columns):
+                cells = [cell_values(batch.column(name), path, number, options, report) for name in columns]
+                for values in zip(*cells, strict=True) if columns else [()] * batch.num_rows:
+                    yield number, dict(zip(columns, values, strict=True))
+                    number += 1
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: damaged Parquet file (after row {number - 1:,}): {error}") from error
+    finally:
+        file.close()
+
+
+def cell_values(column: Any, path: str, first: int, options: ReadOptions, report: ReadReport) -> Iterator[Any]:
+    """The values of an Arrow array; text that is not UTF-8 is decoded with a count, as `column_values` does."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    if any(test(column.type) for test in kinds):
+        return column_values(column, path, first, options, report)
+    return iter(column.to_pylist())
 
 
 def column_values(column: Any, path: str, first: int, options: ReadOptions, report: ReadReport) -> Iterator[str | None]:
