@@ -171,7 +171,7 @@ def test_half_characters_of_json_are_replaced_and_counted(tmp_path: Path) -> Non
         ("x.jsonl", '{"txt": "a", "label": "b"}\n', "x.jsonl:1: no key 'text'; there are 'txt', 'label'"),
         ("x.jsonl", '{"text": "a", "label": "b"}\n{"label": "b"}\n', "x.jsonl:2: no 'text'"),
         ("x.jsonl", '{"text": "a", "label": "b"}\n{"text": "b"}\n', "x.jsonl:2: no 'label'"),
-        ("x.jsonl", '{"text": 5, "label": "b"}\n', "x.jsonl:1: column 'text' holds a int, not text"),
+        ("x.jsonl", '{"text": 5, "label": "b"}\n', "x.jsonl:1: column 'text' holds a number, not text"),
         ("x.jsonl", '{"text": null, "label": "b"}\n', "x.jsonl:1: column 'text' is empty"),
         ("x.jsonl", '{"text": "a", "label": null}\n', "x.jsonl:1: column 'label' is empty"),
         ("x.jsonl", '{"text": "a", "label": ["b"]}\n', "x.jsonl:1: column 'label' holds a list, not one label"),
@@ -193,7 +193,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_parquet_columns_are_checked(tmp_path: Path) -> None:
     path = write_table(tmp_path / "x.parquet", {"text": ["a"], "label": [1]})
     assert "x.parquet:1: no column 'sentence'; there are 'text', 'label'" in refusal(path, text_column="sentence")
-    assert "x.parquet:1: column 'label' holds a int, not text" in refusal(path, text_column="label")
+    assert "x.parquet:1: column 'label' holds a number, not text" in refusal(path, text_column="label")
     path = write_table(tmp_path / "y.parquet", {"text": ["a", None], "label": [1.0, float("nan")]})
     assert "y.parquet:2: column 'text' is empty" in refusal(path)
     assert "y.parquet:2: column 'label' is empty" in refusal(path, allow_empty=True)
@@ -318,7 +318,7 @@ def test_multilabel_cells(tmp_path: Path) -> None:
     assert [e.label for e in read_text_examples(path, "multilabel")] == [("x", "1", "a;b"), (), ("x", "y"), None]
     assert "z.jsonl:4: column 'labels' is empty" in refusal(path, "multilabel")
     path = write(tmp_path / "w.jsonl", '{"text": "a", "labels": {"x": 1}}\n{"text": "a", "labels": [["x"]]}\n')
-    assert "w.jsonl:1: column 'labels' holds a dict, not a list of labels; " in refusal(path, "multilabel")
+    assert "w.jsonl:1: column 'labels' holds an object, not a list of labels; " in refusal(path, "multilabel")
     assert "w.jsonl:2: column 'labels' holds a list, not one label" in refusal(path, "multilabel")
 
 
@@ -344,7 +344,7 @@ def test_lists_of_words_and_tags(name: str, tmp_path: Path) -> None:
     ("content", "told"),
     [
         ('{"tokens": ["a", "b"], "tags": ["O"]}', "x.jsonl:1: 2 tokens and 1 tags; "),
-        ('{"tokens": "a b", "tags": ["O"]}', "x.jsonl:1: column 'tokens' holds a str"),
+        ('{"tokens": "a b", "tags": ["O"]}', "x.jsonl:1: column 'tokens' holds text, not a list"),
         ('{"tokens": ["a"], "tags": [3]}', "x.jsonl:1: column 'tags' item 0 is 3, not text"),
         ('{"tokens": ["a"]}', "x.jsonl:1: no key 'tags'"),
         ('{"tokens": ["a"], "tags": ["O"]}\n{"tokens": ["a"]}', "x.jsonl:2: no 'tags'"),

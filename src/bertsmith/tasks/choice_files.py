@@ -11,7 +11,7 @@ from typing import Any
 
 from bertsmith.errors import UserError
 from bertsmith.tasks.examples import ChoiceExample
-from bertsmith.tasks.table import Problems, StrictReport, Table, TableRow, is_missing, read_text, shorten
+from bertsmith.tasks.table import Problems, StrictReport, Table, TableRow, is_missing, kind_of, read_text, shorten
 from bertsmith.text.documents import ReadOptions, ReadReport, join_names
 from bertsmith.text.readers import detect_kind
 from bertsmith.text.tables import RowFile, tsv_rows
@@ -188,7 +188,7 @@ def listed_choices(row: TableRow, columns: Sequence[str], allow_empty: bool) -> 
     if list(columns) == ["choices"]:
         found = row.cells.get("choices")
         if not isinstance(found, list):
-            raise ValueError("no 'choices'" if found is None else f"'choices' holds a {type(found).__name__}, no list")
+            raise ValueError("no 'choices'" if found is None else f"'choices' holds {kind_of(found)}, not a list")
         cells = {f"choices[{number}]": choice for number, choice in enumerate(found)}
     else:
         cells = {column: row.cells.get(column) for column in columns}

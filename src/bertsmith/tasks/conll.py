@@ -9,42 +9,17 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from bertsmith.errors import UserError, one_of
 from bertsmith.tasks.examples import TaggedExample
-from bertsmith.tasks.table import StrictReport, read_tagged_examples_table, shorten
+from bertsmith.tasks.table import StrictReport, check_tag, shorten
 from bertsmith.text.decoding import TextFile
 from bertsmith.text.documents import ReadOptions, ReadReport
-from bertsmith.text.readers import detect_kind
 
 SCHEMES = ("IOB1", "IOB2", "BIOES", "BILOU")
 SEPARATORS = ("auto", "tab", "blank")
 BLANKS = re.compile("[ \t]+")  # other kinds of space may be words, in tweets
-TAG = re.compile("O|[BIESLU]-.+", re.DOTALL)
 DOCUMENT_START = "-DOCSTART-"
 CHARACTER_PLACE = re.compile("(.+?)[0-9]+", re.DOTALL)
 LAST_OF_SCHEME = {"BIOES": ("E", "S"), "BILOU": ("L", "U")}
 """The prefixes of an entity's last word, and of its only one."""
-
-
-def read_tagged(
-    path: str,
-    tokens_column: str = "tokens",
-    tags_column: str = "tags",
-    labelled: bool | None = None,
-    encoding: str = "utf-8",
-    report: ReadReport | None = None,
-) -> Iterator[TaggedExample]:
-    """The sentences of a .jsonl or .parquet table of lists, or of any other file as CoNLL columns; tags are checked."""
-    file = TextFile(path, ReadOptions(encoding=encoding), ReadReport())
-    try:
-        is_table = detect_kind(file) in ("jsonl", "parquet", "csv")  # .csv is refused there, for it holds no lists
-    finally:
-        file.close()
-    if not is_table:
-        yield from read_conll(path, labelled=labelled, encoding=encoding, report=report)
-        return
-    for example in read_tagged_examples_table(path, tokens_column, tags_column, labelled, encoding, report):
-        for tag in example.tags or ():
-            check_tag(tag, example.place)
-        yield example
 
 
 def read_conll(
@@ -109,8 +84,9 @@ def read_conll(
             yield sentence()
     finally:
         file.close()
-        strict.merge(skipped)
         strict.settle(report, file.encoding)
+        if report is not None:
+            report.merge(skipped)
 
 
 def numbered_lines(file: TextFile) -> Iterator[tuple[int, str]]:
@@ -121,13 +97,12 @@ def numbered_lines(file: TextFile) -> Iterator[tuple[int, str]]:
 
 def split_line(line: str, separator: str) -> list[str]:
     """The cells of a line; [] of a blank one."""
-    stripped = line.strip(" \t")
-    if not stripped:
+    if not line.strip(" \t"):
         return []
-    if separator == "tab" or (separator == "auto" and "\t" in stripped):
-        # what is blank may be the token, as a character model's blank is; a tab at the end is no column
+    if separator == "tab" or (separator == "auto" and "\t" in line.rstrip(" \t")):
+        # a token may be a blank, or empty; a tab at the end is no column
         return line.rstrip("\t").split("\t")
-    return BLANKS.split(stripped)
+    return BLANKS.split(line.strip(" \t"))
 
 
 def read_token(cells: list[str], column: int, strip_digit: bool, place: str) -> str:
@@ -150,17 +125,11 @@ def read_tag(cells: list[str], token_column: int, column: int, place: str) -> st
             f"column{'s' * (len(cells) > 1)}; every word needs one"
         )
     tag = cells[column].strip(" ")
-    check_tag(tag, place)
+    try:
+        check_tag(tag)
+    except ValueError as error:
+        raise UserError(f"{place}: {error}") from None
     return tag
-
-
-def check_tag(tag: str, place: str) -> None:
-    """UserError unless `tag` is O or a prefix, a hyphen and a type."""
-    if not TAG.fullmatch(tag):
-        raise UserError(
-            f"{place}: tag {shorten(tag)!r} is none: it must be O, or a prefix (B I, or B I E S, or B I L U), "
-            "a hyphen and a type, as B-PER"
-        )
 
 
 def split_tag(tag: str) -> tuple[str, str]:

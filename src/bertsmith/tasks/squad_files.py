@@ -12,7 +12,17 @@ from typing import Any
 
 from bertsmith.errors import UserError
 from bertsmith.tasks.examples import Answer, QuestionExample
-from bertsmith.tasks.table import Problems, StrictReport, Table, TableRow, as_label, clean, is_missing, read_text
+from bertsmith.tasks.table import (
+    Problems,
+    StrictReport,
+    Table,
+    TableRow,
+    as_label,
+    clean,
+    is_missing,
+    kind_of,
+    read_text,
+)
 from bertsmith.text.decoding import TextFile
 from bertsmith.text.documents import PLACES, ReadOptions, ReadReport
 from bertsmith.text.readers import detect_kind, starts_with_json_line
@@ -225,7 +235,7 @@ def _texts_and_starts(given: Any, start: Any) -> Iterator[tuple[str, int | None]
             raise ValueError("answers are not two lists of one length, text and answer_start")
         given = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
     if not isinstance(given, list):
-        raise ValueError(f"answers are a {type(given).__name__}, not a list")
+        raise ValueError(f"answers are {kind_of(given)}, not a list")
     for answer in given:
         text, start = (answer.get("text"), answer.get("answer_start")) if isinstance(answer, dict) else (answer, None)
         if not isinstance(text, str):

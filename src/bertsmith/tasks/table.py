@@ -24,6 +24,7 @@ from bertsmith.text.tables import RowFile, csv_rows, json_rows, open_parquet_fil
 TEXT_KINDS = ("classify", "pairs", "regress", "multilabel")
 COLUMN_FLAGS = "name yours with --text-column, --text-pair-column or --label-column"
 NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*", re.ASCII)
+TAG = re.compile("O|[BIESLU]-.+", re.DOTALL)
 LONGEST_NAME = 40
 FEW = 5
 
@@ -34,11 +35,15 @@ class StrictReport(EveryRow):
     advice = "every line must be a row; mend it or take it out"
 
     def settle(self, report: ReadReport | None, encoding: str) -> None:
-        """Hand the counts to the caller's report; where there is none, say what was replaced."""
+        """Hand the counts to the caller's report; where there is none, say them."""
         if report is not None:
             report.merge(self)
-        elif self.invalid_bytes:
+            return
+        if self.invalid_bytes:
             say(f"warning: {self.invalid_bytes:,} bytes are not {encoding}, first at {self.invalid_places[0]}")
+        for reason, count in self.skipped.items():
+            first = next(place for place in self.skipped_places if place.endswith(f": {reason}"))
+            say(f"warning: {count:,} × {first}")
 
 
 class Problems:
@@ -209,6 +214,13 @@ def read_table(
         yield from table.rows(columns, optional)
 
 
+def kind_of(value: Any) -> str:
+    """What a JSON or Parquet value is, for a message."""
+    kinds = {"str": "text", "int": "a number", "float": "a number", "dict": "an object", "NoneType": "nothing"}
+    name = type(value).__name__
+    return kinds.get(name, f"a {name}")
+
+
 def is_missing(value: Any) -> bool:
     """Whether a cell says nothing: JSON's null, or Parquet's not-a-number where a number is missing."""
     return value is None or (isinstance(value, float) and math.isnan(value))
@@ -220,7 +232,7 @@ def as_label(value: Any) -> str:
         return value
     if isinstance(value, bool | int | float):
         return json.dumps(value)
-    raise ValueError(f"holds a {type(value).__name__}, not one label")
+    raise ValueError(f"holds {kind_of(value)}, not one label")
 
 
 def read_label(kind: str, value: Any, separator: str) -> Label | None:
@@ -231,7 +243,7 @@ def read_label(kind: str, value: Any, separator: str) -> Label | None:
         if isinstance(value, str):
             value = value.split(separator)
         elif not isinstance(value, list):
-            raise ValueError(f"holds a {type(value).__name__}, not a list of labels")
+            raise ValueError(f"holds {kind_of(value)}, not a list of labels")
         names = (as_label(item).strip() for item in value)
         return tuple(dict.fromkeys(name for name in names if name))
     if isinstance(value, str) and not value.strip():
@@ -253,7 +265,7 @@ def read_text(row: TableRow, column: str, allow_empty: bool) -> str:
         raise ValueError(f"no {column!r}")
     value = row.cells[column]
     if value is not None and not isinstance(value, str):
-        raise ValueError(f"column {column!r} holds a {type(value).__name__}, not text")
+        raise ValueError(f"column {column!r} holds {kind_of(value)}, not text")
     if not allow_empty and (not value or value.isspace()):
         raise ValueError(f"column {column!r} is empty")
     return value or ""
@@ -330,7 +342,7 @@ def read_tagged_examples_table(
 ) -> Iterator[TaggedExample]:
     """The examples of a .jsonl or .parquet table with a list of words and a list of tag names in each row.
 
-    Raises UserError as `read_text_examples` does; also where the two lists differ in length.
+    Raises UserError as `read_text_examples` does; also for lists that differ in length and tags that are none.
     """
     problems = Problems("tokens and tags are lists of texts of one length")
     with Table(path, encoding, report) as table:
@@ -346,6 +358,8 @@ def read_tagged_examples_table(
                     tags = read_list(row, tags_column)
                     if len(tags) != len(words):
                         raise ValueError(f"{len(words)} tokens and {len(tags)} tags")
+                    for tag in tags:
+                        check_tag(tag)
             except ValueError as error:
                 problems.add(place, str(error))
                 continue
@@ -354,12 +368,21 @@ def read_tagged_examples_table(
     problems.check()
 
 
+def check_tag(tag: str) -> None:
+    """ValueError unless `tag` is O, or a prefix of one of the four schemes, a hyphen and a type."""
+    if not TAG.fullmatch(tag):
+        raise ValueError(
+            f"{shorten(tag)!r} is no tag: O, or a prefix (B I, or B I E S, or B I L U), a hyphen and a type, as in "
+            "B-PER, is needed"
+        )
+
+
 def read_list(row: TableRow, column: str) -> tuple[str, ...]:
     if column not in row.cells:
         raise ValueError(f"no {column!r}")
     value = row.cells[column]
     if not isinstance(value, list):
-        raise ValueError(f"column {column!r} holds {'nothing' if value is None else f'a {type(value).__name__}'}")
+        raise ValueError(f"column {column!r} holds {kind_of(value)}, not a list")
     for number, item in enumerate(value):
         if not isinstance(item, str):
             raise ValueError(f"column {column!r} item {number} is {json.dumps(item, default=str)}, not text")
