@@ -7,7 +7,7 @@ sections one after the other. Nothing heavy is imported: help is there at once.
 import dataclasses
 import textwrap
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bertsmith.option_values import placeholder, show_value
@@ -17,14 +17,22 @@ WIDTH = 100
 HELP_COLUMN = 30
 
 
-def describe_settings(cls: type, recipe: Mapping[str, Any] | None = None, recipe_name: str = "recipe") -> str:
+def describe_settings(
+    cls: type,
+    recipe: Mapping[str, Any] | None = None,
+    recipe_name: str = "recipe",
+    left_out: Sequence[str] = (),
+) -> str:
     """Help for every key of `cls`: top-level keys first, then each section under the first sentence of its docstring.
 
     `recipe`: tables of a recipe that applies when the user names none; its values are shown beside the defaults.
+    `left_out`: keys that the command has no flag for.
     """
     of_recipe = dict(_flatten(recipe or {}, ""))
     blocks: dict[str, list[str]] = {}
     for setting in list_settings(cls):
+        if setting.key in left_out:
+            continue
         section = setting.key.rpartition(".")[0]
         blocks.setdefault(section, []).append(_describe(setting, of_recipe, recipe_name))
     parts = []

@@ -13,7 +13,7 @@ import torch
 from bertsmith.errors import UserError, one_of
 from bertsmith.hardware import PRECISIONS, choose_device
 from bertsmith.model.bert import BertForPreTraining
-from bertsmith.model.weights import CONFIG, load_model
+from bertsmith.model.weights import find_model, load_model
 from bertsmith.progress import say
 from bertsmith.text.tokenizer import BertTokenizer, load_tokenizer
 
@@ -84,16 +84,6 @@ def fill_masks(
         guesses = _guess(model, tokenizer, rows[first:last], top)
         results += [{"text": text, "masks": masks} for text, masks in zip(texts[first:last], guesses, strict=True)]
     return {"model": str(folder), "texts": results}
-
-
-def find_model(folder: str | Path) -> Path:
-    """The model folder itself, or that of a finished run. Raises UserError for a run that has no model yet."""
-    path = Path(folder)
-    if (path / "config.toml").is_file() and not (path / CONFIG).is_file():
-        if not (path / "model").is_dir():
-            raise UserError(f"{folder}: this run has no finished model yet; let `bertsmith pretrain` end first")
-        return path / "model"
-    return path
 
 
 def _encode_all(

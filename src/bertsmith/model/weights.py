@@ -21,6 +21,7 @@ from bertsmith.model.config import BertConfig
 from bertsmith.storage import atomic_file, write_text
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+RUN_SETTINGS = "config.toml"  # what tells a run folder
 OBJECTIVE_KEY = "bertsmith_objective"
 
 # ours → theirs, outside the layers
@@ -106,10 +107,11 @@ def _normalized_name(name: str) -> str:
 
 
 @torch.no_grad()
-def load_weights(model: nn.Module, path: Path) -> LoadReport:
+def load_weights(model: nn.Module, path: Path, skip: tuple[str, ...] = ()) -> LoadReport:
     """Fill `model` from a safetensors file under transformers' names. Raises UserError on a broken or ill-fitting one.
 
-    Parameters the file lacks keep their values and are reported as missing.
+    Parameters the file lacks keep their values and are reported as missing; so do those of the parts `skip` (see
+    LoadReport.missing_from), which are not looked at.
     """
     report = LoadReport([], [], [])
     try:
@@ -117,6 +119,9 @@ def load_weights(model: nn.Module, path: Path) -> LoadReport:
             names = {_normalized_name(name): name for name in file.keys()}  # noqa: SIM118 (not a dict)
             for name, parameter in model.named_parameters():
                 wanted = hugging_face_names(name)
+                if LoadReport([], wanted, []).missing_from(*skip):
+                    report.missing += wanted
+                    continue
                 for their_name, piece in zip(wanted, parameter.chunk(len(wanted)), strict=True):
                     if their_name not in names:
                         report.missing.append(their_name)
@@ -134,6 +139,16 @@ def load_weights(model: nn.Module, path: Path) -> LoadReport:
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path}: not a readable safetensors file ({error}); copy the model folder again") from error
     return report
+
+
+def find_model(folder: str | Path) -> Path:
+    """The model folder itself, or that of a finished run. Raises UserError for a run that has no model yet."""
+    path = Path(folder)
+    if (path / RUN_SETTINGS).is_file() and not (path / CONFIG).is_file():
+        if not (path / "model").is_dir():
+            raise UserError(f"{folder}: this run has no finished model yet; let the command that makes it end first")
+        return path / "model"
+    return path
 
 
 def read_config(folder: Path) -> tuple[BertConfig, dict[str, Any]]:
@@ -164,8 +179,9 @@ def load_model(folder: Path | str, next_sentence: bool = True) -> tuple[BertForP
     return model, load_folder_weights(model, folder), values
 
 
-def load_folder_weights(model: nn.Module, folder: Path) -> LoadReport:
-    """Fill `model` from a model folder. Parameters that the folder lacks keep their values and are reported.
+def load_folder_weights(model: nn.Module, folder: Path, skip: tuple[str, ...] = ()) -> LoadReport:
+    """Fill `model` from a model folder. Parameters that the folder lacks keep their values and are reported, and those
+    of the parts `skip` as well.
 
     Raises UserError when there are no weights, they are broken or ill-fitting, or encoder weights are missing.
     """
@@ -173,7 +189,7 @@ def load_folder_weights(model: nn.Module, folder: Path) -> LoadReport:
     if not path.is_file():
         found = ", ".join(sorted(p.name for p in folder.glob("*.bin"))) or "no weights"
         raise UserError(f"{folder}: no {WEIGHTS} here (found {found}); save the model as safetensors")
-    report = load_weights(model, path)
+    report = load_weights(model, path, skip)
     absent = report.missing_from("encoder")
     if absent:
         raise UserError(f"{path}: {len(absent)} encoder tensors are missing, the first is {absent[0]}")

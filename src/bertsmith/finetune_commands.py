@@ -1,0 +1,141 @@
+"""The commands around tasks: finetune, glue, evaluate, predict. commands.py holds them beside the others."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from bertsmith.arguments import CommandParser, add_compute, typed
+from bertsmith.results import print_text
+
+Summary = dict[str, Any]
+Pairs = list[tuple[str, str]]
+_METRICS_SHOWN = 8
+
+
+def add_settings(parser: CommandParser, left_out: tuple[str, ...] = ()) -> None:
+    """A hidden flag for every setting of a fine-tuning, and their description below the others."""
+    from bertsmith.option_help import describe_settings
+    from bertsmith.options import list_settings
+    from bertsmith.tasks.settings import FinetuneSettings
+
+    for setting in list_settings(FinetuneSettings):
+        if setting.key in left_out:
+            continue
+        if "." not in setting.flag and setting.flag.startswith("--"):
+            parser.add_argument(setting.flag, dest=f"setting:{setting.key}", help=argparse.SUPPRESS)
+        parser.dotted.append(f"--{setting.key.replace('_', '-')}")
+    parser.epilog = f"settings:\n{describe_settings(FinetuneSettings, left_out=left_out)}\n\n{parser.epilog}"
+
+
+def overrides(args: argparse.Namespace, pairs: Pairs) -> Pairs:
+    """What the flags of `add_settings` were given."""
+    flat = {key.partition(":")[2]: value for key, value in vars(args).items() if key.startswith("setting:")}
+    return [(key, value) for key, value in flat.items() if value is not None] + pairs
+
+
+def add_finetune(parser: CommandParser) -> None:
+    parser.add_argument("task", metavar="TASK", help="what to learn, see above")
+    parser.add_argument("--out", required=True, metavar="RUN", help="run folder; an existing run is resumed")
+    add_settings(parser, ("task",))
+
+
+def run_finetune(args: argparse.Namespace, pairs: Pairs) -> Summary:
+    from bertsmith.tasks.runs import finetune
+    from bertsmith.tasks.settings import FREE_TO_CHANGE, FinetuneSettings
+    from bertsmith.training.setup import settings_of_run
+
+    given = [("task", args.task), *overrides(args, pairs)]
+    out = Path(args.out)
+    return finetune(settings_of_run(FinetuneSettings, FREE_TO_CHANGE, out, None, given), out)
+
+
+def show_finetune(summary: Summary) -> None:
+    for run in summary["runs"]:
+        print_text(f"seed {run['seed']}, rate {run['learning_rate']:g}: {_metrics(run['dev'])}")
+    if summary["std"] is not None:
+        print_text(
+            f"{summary['metric']}: mean {summary['mean']:.4g}, standard deviation {summary['std']:.2g}, best "
+            f"{summary['best']:.4g}, degenerate runs {summary['degenerate_runs']}"
+        )
+    for row in summary["per_class"] or ():
+        print_text(
+            f"  {row['label']:<20} precision {row['precision']:.3f}  recall {row['recall']:.3f}  f1 {row['f1']:.3f}  "
+            f"({row['support']:,})"
+        )
+    print_text(f"the model is {summary['model_dir']}")
+
+
+def _metrics(metrics: dict[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in list(metrics.items())[:_METRICS_SHOWN])
+
+
+def add_glue(parser: CommandParser) -> None:
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder for the runs, the table and the zip")
+    parser.add_argument("--tasks", metavar="NAME,…", help="tasks to run (default: all found)")
+    add_settings(parser, ("task", "train", "dev", "test", "grid", "text_column", "text_pair_column", "label_column",
+                          "label_separator", "encoding", "squad.stride", "squad.max_question", "squad.n_best",
+                          "squad.max_answer", "ner.token_column", "ner.tag_column", "ner.separator",
+                          "ner.strip_digit"))  # fmt: skip
+
+
+def run_glue(args: argparse.Namespace, pairs: Pairs) -> Summary:
+    from bertsmith.errors import UserError
+    from bertsmith.options import load_settings
+    from bertsmith.tasks.glue import run_glue as glue
+    from bertsmith.tasks.settings import FinetuneSettings
+
+    settings = load_settings(FinetuneSettings, None, [("task", "mnli"), *overrides(args, pairs)])
+    if settings.data is None:
+        raise UserError("data: name the folder that holds the tasks' folders with --data")
+    return glue(settings, settings.data, Path(args.out), [name for name in (args.tasks or "").split(",") if name])
+
+
+def show_glue(summary: Summary) -> None:
+    print_text(Path(summary["table"]).read_text(encoding="utf-8").rstrip())
+    print_text(f"submission: {summary['submission']}")
+    for name, why in summary["left_out_of_submission"].items():
+        print_text(f"  without {name}: {why}")
+
+
+def add_columns(parser: CommandParser) -> None:
+    """Where columns are called otherwise than in the training file."""
+    group = parser.add_argument_group("how the file is read (default: as the training file was)")
+    group.add_argument("--text-column", metavar="NAME", help="column of the text")
+    group.add_argument("--text-pair-column", metavar="NAME", help="column of the second text")
+    group.add_argument("--label-column", metavar="NAME", help="column of the label")
+    group.add_argument("--encoding", metavar="CODEC", help="of text files; a byte-order mark wins")
+
+
+def columns(args: argparse.Namespace) -> dict[str, Any]:
+    """What `add_columns` was given."""
+    names = ("text_column", "text_pair_column", "label_column", "encoding")
+    return {name: None if (value := getattr(args, name)) is None else typed(value) for name in names}
+
+
+def add_evaluate(parser: CommandParser) -> None:
+    parser.add_argument("model", metavar="RUN_OR_MODEL", help="a fine-tuned run or model folder")
+    parser.add_argument("--data", required=True, metavar="FILE", help="labelled file")
+    add_columns(parser)
+    add_compute(parser, "the faster of the two here")
+
+
+def run_evaluate(args: argparse.Namespace, pairs: Pairs) -> Summary:
+    from bertsmith.inference.predict import evaluate_file
+
+    return evaluate_file(args.model, args.data, args.device, args.precision, **columns(args))
+
+
+def add_predict(parser: CommandParser) -> None:
+    parser.add_argument("model", metavar="RUN_OR_MODEL", help="a fine-tuned run or model folder")
+    parser.add_argument("--input", required=True, metavar="FILE", help="rows to predict, labelled or not")
+    parser.add_argument(
+        "--output", required=True, metavar="FILE", help=".jsonl, .csv, .tsv or .parquet; a prediction a row, in order"
+    )
+    add_columns(parser)
+    add_compute(parser, "the faster of the two here")
+
+
+def run_predict(args: argparse.Namespace, pairs: Pairs) -> Summary:
+    from bertsmith.inference.predict import predict_file
+
+    return predict_file(args.model, args.input, args.output, args.device, args.precision, **columns(args))

@@ -1,0 +1,96 @@
+"""`bertsmith predict` and `bertsmith evaluate`: a fine-tuned model over a file, streamed, rows in = rows out.
+
+Predictions are written in input order to .jsonl, .csv, .tsv or .parquet, complete or not at all; memory is that of a
+chunk of rows, whatever the file's size.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from bertsmith.errors import UserError
+from bertsmith.hardware import prepare_machine
+from bertsmith.inference.predictor import predict_examples
+from bertsmith.inference.row_writer import open_row_writer
+from bertsmith.progress import Progress, say
+from bertsmith.storage import check_out
+from bertsmith.tasks.examples import EncodingReport
+from bertsmith.tasks.model_folder import load_task_model
+
+
+def predict_file(
+    model_folder: str | Path,
+    input_path: str,
+    output_path: str | Path,
+    device: str = "auto",
+    precision: str = "auto",
+    **columns: str | None,
+) -> dict[str, Any]:
+    """Predict every row of a file, labelled or not; returns the JSON summary.
+
+    `columns`: text_column, text_pair_column, label_column and encoding, where they differ from the training file's.
+    Raises UserError for a model without a trained output layer, and for rows that cannot be read, naming the line.
+    """
+    output = Path(output_path)
+    check_out(output)
+    task, model = load_task_model(model_folder, **columns)
+    machine = prepare_machine(device, precision)
+    model = model.to(machine.device).eval()
+    model.bert.compute_dtype = machine.dtype
+    report = EncodingReport()
+    begun, rows = time.monotonic(), 0
+    with open_row_writer(output) as writer, Progress("predicting", None, "rows") as bar:
+        examples = task.read(input_path, "test", False)
+        for _, predictions in predict_examples(task, model, examples, machine.device, report, bar.advance):
+            writer.write(predictions)
+            rows += len(predictions)
+    if report.truncated:
+        say(f"warning: {report.truncated:,} of {rows:,} texts, longer than {task.spec.max_length} tokens, were cut")
+    return {
+        "rows": rows,
+        "truncated": report.truncated,
+        "truncated_tokens": report.truncated_tokens,
+        "windowed": report.windowed,
+        "unknown_rate": report.as_dict()["unknown_rate"],
+        "seconds": time.monotonic() - begun,
+        "output": str(output),
+    }
+
+
+def evaluate_file(
+    model_folder: str | Path,
+    input_path: str,
+    device: str = "auto",
+    precision: str = "auto",
+    **columns: str | None,
+) -> dict[str, Any]:
+    """Official metrics of a fine-tuned model on a labelled file; returns the JSON summary.
+
+    Labels are matched by name, whatever their order in the file. Raises UserError for a row without a label and for a
+    label the model does not know, naming the line.
+    """
+    task, model = load_task_model(model_folder, **columns)
+    machine = prepare_machine(device, precision)
+    model = model.to(machine.device).eval()
+    model.bert.compute_dtype = machine.dtype
+    report, scorer, begun = EncodingReport(), task.scorer(), time.monotonic()
+    rows = 0
+    with Progress("evaluating", None, "rows") as bar:
+        examples = task.read(input_path, "dev", True)
+        for chunk, predictions in predict_examples(task, model, examples, machine.device, report, bar.advance):
+            scorer.add(chunk, predictions)
+            rows += len(chunk)
+    if not rows:
+        raise UserError(f"{input_path}: holds no example to score")
+    details = scorer.details()
+    return {
+        "task": task.spec.name,
+        "metrics": scorer.compute(),
+        "one_class_only": scorer.one_class_only,
+        "per_class": details.get("per_class"),
+        "confusion": details.get("confusion"),
+        "labels": list(task.spec.labels),
+        "rows": rows,
+        "data_report": report.as_dict(),
+        "seconds": time.monotonic() - begun,
+    }

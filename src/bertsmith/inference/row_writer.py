@@ -1,0 +1,108 @@
+"""Rows of results → .jsonl, .csv, .tsv or .parquet by the file's ending, written in chunks, complete or absent.
+
+Lists and dictionaries stand as JSON in the cells of .csv and .tsv, and as they are in the other two.
+"""
+
+import contextlib
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from bertsmith.errors import UserError
+from bertsmith.storage import atomic_file, disk_errors
+
+ENDINGS = (".jsonl", ".csv", ".tsv", ".parquet")
+Row = dict[str, Any]
+
+
+class RowWriter(Protocol):
+    """Takes rows, all with the same keys."""
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Append rows."""
+
+
+@contextlib.contextmanager
+def open_row_writer(path: Path) -> Iterator[RowWriter]:
+    """Yield a writer; the file stands under its name when the block ends without an error.
+
+    An ending that is none of ENDINGS means .jsonl where there is none, and is a UserError otherwise.
+    """
+    ending = path.suffix.lower() or ".jsonl"
+    if ending not in ENDINGS:
+        raise UserError(f"{path}: an output ends in {', '.join(ENDINGS)}, not in {path.suffix}")
+    with atomic_file(path) as partial:
+        if ending == ".parquet":
+            writer = _ParquetWriter(partial)
+            try:
+                yield writer
+            finally:
+                writer.close()
+            return
+        with partial.open("w", encoding="utf-8", newline="") as file, disk_errors(path):
+            yield _LineWriter(file) if ending == ".jsonl" else _CellWriter(file, "," if ending == ".csv" else "\t")
+
+
+class _LineWriter:
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+    def write(self, rows: Sequence[Row]) -> None:
+        self.file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+class _CellWriter:
+    def __init__(self, file: Any, separator: str) -> None:
+        self.separator = separator
+        self.file = file
+        self.csv = csv.writer(file, lineterminator="\n")
+        self.header: list[str] | None = None
+
+    def write(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            if self.header is None:
+                self.header = list(row)
+                self._write(self.header)
+            self._write([_cell(row[name]) for name in self.header])
+
+    def _write(self, cells: list[str]) -> None:
+        if self.separator == ",":
+            self.csv.writerow(cells)
+        else:  # a .tsv has no quotes: what would end a cell or a row is a blank
+            cleaned = (" ".join(cell.replace("\t", " ").splitlines()) if cell else "" for cell in cells)
+            self.file.write("\t".join(cleaned) + "\n")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+class _ParquetWriter:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.writer: Any = None
+
+    def write(self, rows: Sequence[Row]) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if not rows:
+            return
+        table = pa.Table.from_pylist(list(rows), schema=None if self.writer is None else self.writer.schema)
+        if self.writer is None:
+            self.writer = pq.ParquetWriter(self.path, table.schema)
+        self.writer.write_table(table)
+
+    def close(self) -> None:
+        """Write the file's end; a file without rows is an empty table."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if self.writer is None:
+            pq.write_table(pa.table({}), self.path)
+        else:
+            self.writer.close()

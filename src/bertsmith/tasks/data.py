@@ -1,0 +1,210 @@
+"""From settings to what fine-tuning needs: files found, labels learnt, every row read and encoded before step 1.
+
+All mistakes in files, columns and labels are found here, before any training.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bertsmith.corpus.random_bits import derive_key, permutation
+from bertsmith.errors import UserError
+from bertsmith.model.config import BertConfig
+from bertsmith.progress import Progress, say
+from bertsmith.tasks.examples import EncodedSequence, EncodingReport
+from bertsmith.tasks.glue_files import GLUE_TASKS, find_glue_files, find_glue_tasks, require_glue_files
+from bertsmith.tasks.registry import make_task, task_name
+from bertsmith.tasks.settings import FinetuneSettings
+from bertsmith.tasks.spec import TaskSpec
+from bertsmith.tasks.task import Task
+from bertsmith.text.tokenizer import BertTokenizer
+
+_CHUNK = 1024
+_ENDINGS = (".tsv", ".csv", ".jsonl", ".json", ".parquet", ".conll", ".txt")
+_COMPRESSED = ("", ".gz", ".bz2", ".xz", ".zst")
+_PART_NAMES = {"train": ("train",), "dev": ("dev", "valid", "validation", "val"), "test": ("test",)}
+_MANY_UNKNOWN = 0.05
+
+
+@dataclass(frozen=True)
+class TaskFiles:
+    """Paths by part. dev and test may be several (MNLI: matched, mismatched); the first dev file is the one to choose
+    the best weights by."""
+
+    train: str
+    dev: dict[str, str]
+    test: dict[str, str]
+
+
+@dataclass
+class Split:
+    """A file read and encoded."""
+
+    path: str
+    examples: list[Any]
+    encoded: list[list[EncodedSequence]]
+    report: EncodingReport = field(default_factory=EncodingReport)
+
+
+@dataclass
+class TaskData:
+    """Everything a run reads. `train` keeps no texts."""
+
+    task: Task
+    files: TaskFiles
+    train: list[list[EncodedSequence]]
+    dev: dict[str, Split]
+    report: dict[str, Any]
+    """The data-loss report: counts by file."""
+
+
+def find_files(settings: FinetuneSettings) -> TaskFiles:
+    """The files of a task. Raises UserError naming what is not there."""
+    if settings.data is None:
+        assert settings.train is not None
+        assert settings.dev is not None
+        return TaskFiles(
+            settings.train, {"dev": settings.dev}, {} if settings.test is None else {"test": settings.test}
+        )
+    folder = Path(settings.data)
+    if not folder.is_dir():
+        raise UserError(f"data: {settings.data} is no folder; name the folder with the task's files")
+    name = task_name(settings.task)
+    if name in GLUE_TASKS:
+        task = GLUE_TASKS[name]
+        home = settings.data
+        if not find_glue_files(task, home, "train"):  # the folder of all tasks may be named as well
+            home = find_glue_tasks(home).get(name, home)
+        only = next(iter(require_glue_files(task, home, "train").values()))
+        return TaskFiles(only, require_glue_files(task, home, "dev"), find_glue_files(task, home, "test"))
+    parts = {part: _find_part(folder, names) for part, names in _PART_NAMES.items()}
+    for part, wanted in (("train", settings.train), ("dev", settings.dev), ("test", settings.test)):
+        if wanted is not None:
+            parts[part] = wanted
+    train, dev, test = (parts[part] for part in _PART_NAMES)
+    if train is None or dev is None:
+        raise UserError(
+            f"{folder}: holds no file called {'train' if train is None else 'dev'} with one of the endings "
+            f"{', '.join(_ENDINGS)}; name the files with --train and --dev"
+        )
+    return TaskFiles(train, {"dev": dev}, {} if test is None else {"test": test})
+
+
+def _find_part(folder: Path, names: Sequence[str]) -> str | None:
+    for name, ending, compressed in itertools.product(names, _ENDINGS, _COMPRESSED):
+        path = folder / f"{name}{ending}{compressed}"
+        if path.is_file():
+            return str(path)
+    return None
+
+
+def make_spec(settings: FinetuneSettings, config: BertConfig) -> TaskSpec:
+    """The task as the settings describe it, its labels still to be learnt. Raises UserError for a length too great."""
+    name = task_name(settings.task)
+    longest = config.max_position_embeddings
+    length = settings.max_length or min(384 if name.startswith("squad") else 128, longest)
+    if length > longest:
+        raise UserError(f"max_length: sequences of {length} tokens are longer than the model's {longest} positions")
+    if settings.long == "window" and (name.startswith("squad") or name in ("ner", "choice", "swag")):
+        raise UserError(f"long: window is for texts with one label; {name} needs no such switch, leave it out")
+    squad, ner = settings.squad, settings.ner
+    return TaskSpec(
+        name,
+        length,
+        long=settings.long,
+        text_column=settings.text_column,
+        text_pair_column=settings.text_pair_column,
+        label_column=settings.label_column,
+        label_separator=settings.label_separator,
+        encoding=settings.encoding,
+        stride=squad.stride,
+        max_question=squad.max_question,
+        n_best=squad.n_best,
+        max_answer=squad.max_answer,
+        token_column=ner.token_column,
+        tag_column=ner.tag_column,
+        separator=ner.separator,
+        strip_digit=ner.strip_digit,
+    )
+
+
+def open_task_data(settings: FinetuneSettings, config: BertConfig, tokenizer: BertTokenizer) -> TaskData:
+    """Find, read, check and encode all files. Raises UserError, before any training, for whatever is wrong in them."""
+    files = find_files(settings)
+    task = make_task(make_spec(settings, config), tokenizer)
+    labels: Counter[str] = Counter()
+    task = learn_task(task, files.train, labels)
+    total = sum(labels.values())
+    wanted = None
+    if settings.train_rows is not None and settings.train_rows < total:
+        # the same rows for every seed: seeds differ in initialization, order and dropout
+        wanted = set(permutation(derive_key("train rows"), total)[: settings.train_rows].tolist())
+    train = read_split(task, files.train, "train", wanted)
+    train.examples = []
+    dev = {name: read_split(task, path, "dev") for name, path in files.dev.items()}
+    if not train.encoded:
+        raise UserError(f"{files.train}: holds no example; give a training file")
+    for name, split in dev.items():
+        if not split.encoded:
+            raise UserError(f"{files.dev[name]}: holds no example; give a file to score on")
+    if settings.train_rows is not None and settings.train_rows > total:
+        say(f"warning: --train-rows {settings.train_rows:,}: the training file has {total:,} rows; all are used")
+    report: dict[str, Any] = {
+        part: {"path": split.path} | split.report.as_dict() for part, split in {"train": train, **dev}.items()
+    }
+    if labels and task.spec.labels and set(labels) != {""}:
+        report["train"]["labels"] = {label: labels[label] for label in sorted(labels)}
+    for part, counted in report.items():
+        warn_of_losses(part, counted, task)
+    return TaskData(task, files, [sequences for sequences in train.encoded if sequences], dev, report)
+
+
+def learn_task(task: Task, path: str, labels: "Counter[str]") -> Task:
+    """The task with the classes of its training file; `labels` counts them (and, under "", rows without names)."""
+
+    def counted() -> Iterator[Any]:
+        for example in task.read(path, "train", True):
+            label = getattr(example, "label", None)
+            labels[label if isinstance(label, str) else ""] += 1
+            yield example
+
+    spec = replace(task.spec, labels=task.learn_labels(counted()), scheme=task.learnt_scheme())
+    if task.named_classes and len(spec.labels) < (1 if spec.name in ("ner", "multilabel") else 2):
+        raise UserError(
+            f"{path}: holds {'the one label ' + repr(spec.labels[0]) if spec.labels else 'no label'}; there is nothing "
+            "to tell apart, two classes or more are needed"
+        )
+    return make_task(spec, task.tokenizer)
+
+
+def read_split(task: Task, path: str, part: str, wanted: set[int] | None = None) -> Split:
+    """Read and encode a labelled file, or its rows numbered `wanted`."""
+    split = Split(path, [], [])
+    examples = task.read(path, part, True)
+    if wanted is not None:
+        examples = (example for number, example in enumerate(examples) if number in wanted)
+    with Progress(f"reading {Path(path).name}", None, "rows") as bar:
+        while chunk := list(itertools.islice(examples, _CHUNK)):
+            split.encoded += task.encode(chunk, split.report, train=True)
+            split.examples += chunk if part != "train" else [None] * len(chunk)
+            bar.advance(len(chunk))
+    return split
+
+
+def warn_of_losses(part: str, counted: dict[str, Any], task: Task) -> None:
+    """Say what is cut or unknown in a file: it is in the summary too, but a person should not have to look there."""
+    rows = max(counted["rows"], 1)
+    if counted["truncated"]:
+        hint = "; --long window shows all of it" if task.head == "sequence" else ""
+        say(
+            f"{part}: {counted['truncated']:,} of {rows:,} examples are longer than {task.spec.max_length} tokens and "
+            f"cut ({counted['truncated_tokens']:,} tokens){hint}"
+        )
+    if counted["unknown_rate"] > _MANY_UNKNOWN:
+        say(
+            f"warning: {part}: {counted['unknown_rate']:.0%} of the tokens are [UNK]: the model's vocabulary does not "
+            "know these texts' words (another language, or cased text for an uncased model?)"
+        )

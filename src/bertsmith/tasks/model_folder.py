@@ -1,0 +1,90 @@
+"""Fine-tuned model folders: Hugging Face folders whose config.json also says what the task is.
+
+transformers opens them with the class of the head; labels, lengths and columns come back with them here. A folder
+without a trained output layer is refused where a prediction is wanted.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from bertsmith.errors import UserError
+from bertsmith.model.config import BertConfig
+from bertsmith.model.task_model import ARCHITECTURES, BertForTask
+from bertsmith.model.weights import CONFIG, find_model, load_folder_weights, read_config, write_folder
+from bertsmith.progress import say
+from bertsmith.storage import atomic_folder
+from bertsmith.tasks.registry import make_task
+from bertsmith.tasks.spec import TASK_KEY, TaskSpec
+from bertsmith.tasks.task import Task
+from bertsmith.text.tokenizer import BertTokenizer, load_tokenizer
+
+
+def save_task_model(folder: Path, model: BertForTask, task: Task) -> None:
+    """Write the model, its tokenizer and its task, complete or not at all."""
+    more = {"architectures": [ARCHITECTURES[model.head]], TASK_KEY: task.spec.as_dict()} | task.folder_keys()
+    with atomic_folder(folder) as partial:
+        write_folder(partial, model, model.config, more)
+        task.tokenizer.save(partial)
+
+
+def load_task_model(folder: str | Path, **columns: str | None) -> tuple[Task, BertForTask]:
+    """Open a fine-tuned folder or run. `columns` (text_column, …, encoding) replace those it was trained with.
+
+    Raises UserError for a folder that was not fine-tuned by bertsmith, and for one whose output layer is missing.
+    """
+    path = find_model(folder)
+    config, values = read_config(path)
+    if TASK_KEY not in values:
+        raise UserError(
+            f"{path}: was not fine-tuned for a task, so that it has no trained output layer to predict with; run "
+            f"`bertsmith finetune TASK --model {folder}` first"
+        )
+    spec = TaskSpec.from_dict(values[TASK_KEY], str(path / CONFIG)).with_columns(**columns)
+    task = make_task(spec, open_tokenizer(path, config))
+    model = BertForTask(config, task.head, task.outputs).initialize(0)
+    report = load_folder_weights(model, path)
+    if report.missing:
+        raise UserError(
+            f"{path}: {report.missing[0]} is missing, so that the {spec.name} output layer was never trained; "
+            "fine-tune again"
+        )
+    return task, model
+
+
+def start_model(folder: Path, task: Task, seed: int, dropout: float | None, random_init: bool) -> BertForTask:
+    """The pre-trained encoder of a folder under a new output layer, drawn from `seed`.
+
+    What the folder lacks (a pooler) starts from the seed as well, and is said; `random_init` leaves all of it random.
+    """
+    config, _ = read_config(folder)
+    if dropout is not None:
+        changed = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+        config = BertConfig.from_dict(config.to_dict() | changed)
+    if task.uses_pairs and config.type_vocab_size < 2:
+        raise UserError(
+            f"{folder}: has no embedding for a second segment (type_vocab_size {config.type_vocab_size}); "
+            f"{task.spec.name} needs one"
+        )
+    model = BertForTask(config, task.head, task.outputs).initialize(seed)
+    if random_init:
+        return model
+    report = load_folder_weights(model, folder, skip=("output",))
+    if missing := report.missing_from("pooler"):
+        say(f"warning: {folder}: {', '.join(missing)} not in it; they start from random values")
+    return model
+
+
+def open_tokenizer(folder: Path, config: BertConfig) -> BertTokenizer:
+    """The folder's tokenizer. Raises UserError when it has ids past the model's word table."""
+    tokenizer = load_tokenizer(folder)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise UserError(
+            f"{folder}: its tokenizer has {tokenizer.vocab_size} entries, its word table {config.vocab_size}; they do "
+            "not belong together"
+        )
+    return tokenizer
+
+
+def describe_task(values: dict[str, Any], place: str) -> dict[str, Any] | None:
+    """What `bertsmith info` says of the task of a folder; None for a folder without one."""
+    return TaskSpec.from_dict(values[TASK_KEY], place).as_dict() if TASK_KEY in values else None

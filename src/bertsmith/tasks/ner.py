@@ -1,0 +1,128 @@
+"""Named entities: a tag for every word, from CoNLL columns or lists of tokens and tags.
+
+Tags are learnt and scored in IOB2 whatever the file's scheme; predictions are written in the scheme of the training
+file. A word's label is that of its first piece (Devlin et al. 2018, section 5.3).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from bertsmith.tasks import losses
+from bertsmith.tasks.batches import PackedBatch
+from bertsmith.tasks.conll import detect_scheme, from_iob2, read_conll, to_iob2
+from bertsmith.tasks.examples import EncodedSequence, EncodingReport, TaggedExample
+from bertsmith.tasks.metrics import EntityMetrics
+from bertsmith.tasks.spec import TaskSpec
+from bertsmith.tasks.table import read_tagged_examples_table
+from bertsmith.tasks.tagging import decode_tags, encode_words
+from bertsmith.tasks.task import Floats, Row, Scorer, Task
+from bertsmith.text.tokenizer import BertTokenizer
+
+_TABLES = (".jsonl", ".json", ".parquet")
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+
+
+class TaggingTask(Task):
+    """Entities in sentences of words. Metric: entity F1 as seqeval (and conlleval) count it."""
+
+    head = "token"
+    metric = "f1"
+
+    def __init__(self, spec: TaskSpec, tokenizer: BertTokenizer) -> None:
+        super().__init__(spec, tokenizer)
+        self.ids = {tag: number for number, tag in enumerate(spec.labels)}
+        self._scheme = spec.scheme
+
+    @property
+    def outputs(self) -> int:
+        return len(self.spec.labels)
+
+    def read(self, path: str, part: str, labelled: bool | None) -> Iterator[TaggedExample]:
+        """The sentences of a file, tags in IOB2. The file is read twice: its scheme shows in all of its tags only."""
+        scheme = "IOB2"
+        if labelled is not False:
+            scheme = detect_scheme(example.tags or () for example in self._read(path, labelled))
+        if part == "train":
+            self._scheme = scheme
+        for example in self._read(path, labelled):
+            yield example if example.tags is None else replace(example, tags=to_iob2(example.tags, scheme))
+
+    def _read(self, path: str, labelled: bool | None) -> Iterator[TaggedExample]:
+        spec = self.spec
+        suffixes = [suffix for suffix in PurePath(path).suffixes if suffix not in _COMPRESSED]
+        if suffixes and suffixes[-1].lower() in _TABLES:
+            return read_tagged_examples_table(
+                path, spec.text_column or "tokens", spec.label_column or "tags", labelled, spec.encoding
+            )
+        return read_conll(
+            path,
+            spec.token_column,
+            spec.tag_column,
+            spec.separator,
+            strip_digit=spec.strip_digit,
+            labelled=labelled,
+            encoding=spec.encoding,
+        )
+
+    def learn_labels(self, examples: Iterator[TaggedExample]) -> tuple[str, ...]:
+        """O, then B- and I- of every type there is, so that any entity of a known type can be said."""
+        types = {tag.partition("-")[2] for example in examples for tag in example.tags or () if tag != "O"}
+        return ("O", *(f"{prefix}-{name}" for name in sorted(types) for prefix in "BI"))
+
+    def learnt_scheme(self) -> str:
+        return self._scheme
+
+    def is_labelled(self, example: Any) -> bool:
+        return example.tags is not None
+
+    def encode(
+        self, examples: Sequence[TaggedExample], report: EncodingReport, train: bool
+    ) -> list[list[EncodedSequence]]:
+        ids = self.ids if train else None
+        return [encode_words(example, self.tokenizer, self.spec.max_length, ids, report) for example in examples]
+
+    def loss(self, logits: Tensor, batch: PackedBatch) -> Tensor:
+        return losses.tag_loss(logits, batch, self.weights)
+
+    def weight(self, batch: PackedBatch) -> float:
+        return float(len(batch.targets)) if self.weights is None else super().weight(batch)
+
+    def class_counts(self, encoded: Sequence[Sequence[EncodedSequence]]) -> npt.NDArray[np.int64]:
+        counts = np.zeros(self.outputs, dtype=np.int64)
+        for sequences in encoded:
+            for sequence in sequences:
+                counts += np.bincount(sequence.targets, minlength=self.outputs)
+        return counts
+
+    def decode(self, example: TaggedExample, sequences: Sequence[EncodedSequence], logits: Sequence[Floats]) -> Row:
+        tags = decode_tags(example, sequences, logits, self.spec.labels)
+        return {"tags": list(from_iob2(tags, self.spec.scheme))}
+
+    def scorer(self) -> Scorer:
+        return _EntityScorer(self.spec.scheme)
+
+
+class _EntityScorer:
+    def __init__(self, scheme: str) -> None:
+        self.scheme = scheme
+        self.metrics = EntityMetrics()
+
+    def add(self, examples: Sequence[TaggedExample], rows: Sequence[Row]) -> None:
+        predicted = [to_iob2(row["tags"], self.scheme) for row in rows]
+        self.metrics.add(predicted, [example.tags or () for example in examples])
+
+    def compute(self) -> dict[str, float]:
+        return self.metrics.compute()
+
+    @property
+    def one_class_only(self) -> bool:
+        return self.metrics.one_class_only
+
+    def details(self) -> dict[str, Any]:
+        return {"per_class": self.metrics.per_class()}

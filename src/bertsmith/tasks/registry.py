@@ -1,0 +1,48 @@
+"""Task names → tasks: the GLUE tasks, SQuAD, SWAG, NER, and the kinds of the user's own files."""
+
+from bertsmith.errors import UserError
+from bertsmith.options import did_you_mean
+from bertsmith.tasks.choice import ChoiceTask
+from bertsmith.tasks.classification import ClassifyTask, MultilabelTask, RegressTask
+from bertsmith.tasks.glue_files import GLUE_TASKS, glue_name
+from bertsmith.tasks.ner import TaggingTask
+from bertsmith.tasks.spec import OWN_TASKS, TaskSpec
+from bertsmith.tasks.squad import SpanTask
+from bertsmith.tasks.task import Task
+from bertsmith.text.tokenizer import BertTokenizer
+
+_KINDS: dict[str, type[Task]] = {
+    "classify": ClassifyTask,
+    "pairs": ClassifyTask,
+    "regress": RegressTask,
+    "multilabel": MultilabelTask,
+    "choice": ChoiceTask,
+    "swag": ChoiceTask,
+    "ner": TaggingTask,
+    "squad1": SpanTask,
+    "squad2": SpanTask,
+}
+
+
+def task_names() -> list[str]:
+    """Every name that `finetune` takes."""
+    return [*(name for name in GLUE_TASKS if name != "ax"), *OWN_TASKS]
+
+
+def task_name(given: str) -> str:
+    """The name as bertsmith spells it. Raises UserError for one that is not known."""
+    lowered = given.lower()
+    name = lowered if lowered in _KINDS else glue_name(given)
+    if name == "ax":
+        raise UserError("task: AX has no training file; it is predicted with a model fine-tuned on mnli")
+    if name not in _KINDS and name not in GLUE_TASKS:
+        known = task_names()
+        raise UserError(f"task: {given!r} is not known{did_you_mean(lowered, known)}; use one of {', '.join(known)}")
+    return name
+
+
+def make_task(spec: TaskSpec, tokenizer: BertTokenizer) -> Task:
+    """The task a spec describes."""
+    if spec.name in GLUE_TASKS:
+        return (ClassifyTask if GLUE_TASKS[spec.name].labels else RegressTask)(spec, tokenizer)
+    return _KINDS[task_name(spec.name)](spec, tokenizer)

@@ -1,0 +1,96 @@
+"""Answers as stretches of a context: SQuAD v1.1 and v2.0, and files of that layout.
+
+Start and end scores for every token (Devlin et al. 2018, sections 4.2 and 4.3); v2.0's "no answer" is the span at
+[CLS], given where it beats the best answer by more than a threshold tuned on dev.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from torch import Tensor
+
+from bertsmith.tasks import losses
+from bertsmith.tasks.batches import PackedBatch
+from bertsmith.tasks.examples import EncodedSequence, EncodingReport, QuestionExample
+from bertsmith.tasks.spans import SpanOptions, check_questions, decode_spans, encode_questions
+from bertsmith.tasks.spec import TaskSpec
+from bertsmith.tasks.squad_files import AnswerReport, read_squad
+from bertsmith.tasks.squad_metrics import SquadMetrics
+from bertsmith.tasks.task import Floats, Row, Scorer, Task
+from bertsmith.text.tokenizer import BertTokenizer
+
+
+class SpanTask(Task):
+    """The answer to a question in its context. Metric: F1 of the answers' words, in percent (official scripts)."""
+
+    head = "span"
+    outputs = 2
+
+    def __init__(self, spec: TaskSpec, tokenizer: BertTokenizer) -> None:
+        super().__init__(spec, tokenizer)
+        self.version: Literal[1, 2] = 2 if spec.name == "squad2" else 1
+        # the threshold is tuned afterwards: what counts while training is what the best one would give
+        self.metric = "best_f1" if self.version == 2 else "f1"
+        self.options = SpanOptions(spec.max_length, spec.stride, spec.max_question, spec.n_best, spec.max_answer)
+
+    def read(self, path: str, part: str, labelled: bool | None) -> Iterator[QuestionExample]:
+        report = AnswerReport()
+        yield from read_squad(path, self.version, labelled, self.spec.encoding, answers=report)
+        self.answers = report
+
+    def is_labelled(self, example: Any) -> bool:
+        return example.answers is not None
+
+    def encode(
+        self, examples: Sequence[QuestionExample], report: EncodingReport, train: bool
+    ) -> list[list[EncodedSequence]]:
+        check_questions(examples, self.tokenizer, self.options)
+        return list(encode_questions(examples, self.tokenizer, self.options, report, train))
+
+    def loss(self, logits: Tensor, batch: PackedBatch) -> Tensor:
+        return losses.span_loss(logits, batch)
+
+    def weight(self, batch: PackedBatch) -> float:
+        return float(len(batch.row_counts))
+
+    def decode(self, example: QuestionExample, sequences: Sequence[EncodedSequence], logits: Sequence[Floats]) -> Row:
+        found = decode_spans(example, sequences, logits, self.options, self.version, self.spec.null_threshold)
+        return {
+            "id": example.id,
+            "answer": found.text,
+            "start": found.start,
+            "end": found.end,
+            "null_score": found.null_score if self.version == 2 else None,
+            "n_best": found.n_best,
+        }
+
+    def scorer(self) -> Scorer:
+        return _AnswerScorer(self)
+
+    def folder_keys(self) -> dict[str, Any]:
+        return {}
+
+
+class _AnswerScorer:
+    """Scores best answers and null scores, so that the threshold can be tuned; `compute` is at the spec's threshold."""
+
+    def __init__(self, task: SpanTask) -> None:
+        self.threshold = task.spec.null_threshold
+        self.metrics = SquadMetrics(task.version)
+
+    def add(self, examples: Sequence[QuestionExample], rows: Sequence[Row]) -> None:
+        for example, row in zip(examples, rows, strict=True):
+            answer = row["answer"] or next((found["text"] for found in row["n_best"] if found["text"]), "")
+            self.metrics.add(example, answer, row["null_score"])
+
+    def compute(self) -> dict[str, float]:
+        return self.metrics.compute(self.threshold if self.metrics.version == 2 else None)
+
+    @property
+    def one_class_only(self) -> bool:
+        return self.metrics.one_class_only
+
+    def details(self) -> dict[str, Any]:
+        if self.metrics.version == 1 or not self.metrics.count:
+            return {}
+        return {"null_threshold": self.metrics.best_threshold()}
