@@ -5,17 +5,23 @@ chunk of rows, whatever the file's size.
 """
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from bertsmith.errors import UserError
 from bertsmith.hardware import prepare_machine
 from bertsmith.inference.predictor import predict_examples
 from bertsmith.inference.row_writer import open_row_writer
+from bertsmith.model.task_model import BertForTask
 from bertsmith.progress import Progress, say
 from bertsmith.storage import check_out
 from bertsmith.tasks.examples import EncodingReport
 from bertsmith.tasks.model_folder import load_task_model
+from bertsmith.tasks.registry import make_task
+from bertsmith.tasks.task import Task
 
 
 def predict_file(
@@ -24,26 +30,33 @@ def predict_file(
     output_path: str | Path,
     device: str = "auto",
     precision: str = "auto",
+    part_of: str | None = None,
+    score: bool = False,
     **columns: str | None,
 ) -> dict[str, Any]:
     """Predict every row of a file, labelled or not; returns the JSON summary.
 
-    `columns`: text_column, text_pair_column, label_column and encoding, where they differ from the training file's.
+    `part_of`: read the file as the GLUE task of that name lays it out (AX, for a model of MNLI). `score`: where every
+    row is labelled, the summary's `metrics` are those of the task. `columns`: text_column, text_pair_column,
+    label_column and encoding, where they differ from the training file's.
+
     Raises UserError for a model without a trained output layer, and for rows that cannot be read, naming the line.
     """
     output = Path(output_path)
     check_out(output)
-    task, model = load_task_model(model_folder, **columns)
-    machine = prepare_machine(device, precision)
-    model = model.to(machine.device).eval()
-    model.bert.compute_dtype = machine.dtype
-    report = EncodingReport()
-    begun, rows = time.monotonic(), 0
+    task, model, device_ = open_for_prediction(model_folder, device, precision, columns)
+    report, scorer, begun = EncodingReport(), task.scorer(), time.monotonic()
+    rows = labelled = 0
+    reader = make_task(replace(task.spec, name=part_of), task.tokenizer) if part_of else task
     with open_row_writer(output) as writer, Progress("predicting", None, "rows") as bar:
-        examples = task.read(input_path, "test", False)
-        for _, predictions in predict_examples(task, model, examples, machine.device, report, bar.advance):
+        examples = reader.read(input_path, "test", None if score else False)
+        for chunk, predictions in predict_examples(task, model, examples, device_, report, bar.advance):
             writer.write(predictions)
             rows += len(predictions)
+            if score:
+                pairs = [pair for pair in zip(chunk, predictions, strict=True) if task.is_labelled(pair[0])]
+                labelled += len(pairs)
+                scorer.add([example for example, _ in pairs], [row for _, row in pairs])
     if report.truncated:
         say(f"warning: {report.truncated:,} of {rows:,} texts, longer than {task.spec.max_length} tokens, were cut")
     return {
@@ -54,7 +67,19 @@ def predict_file(
         "unknown_rate": report.as_dict()["unknown_rate"],
         "seconds": time.monotonic() - begun,
         "output": str(output),
+        **({"metrics": scorer.compute() if labelled == rows else None} if score else {}),
     }
+
+
+def open_for_prediction(
+    model_folder: str | Path, device: str, precision: str, columns: dict[str, str | None]
+) -> tuple[Task, BertForTask, torch.device]:
+    """A fine-tuned model on its device, in the arithmetic asked for."""
+    task, model = load_task_model(model_folder, **columns)
+    machine = prepare_machine(device, precision)
+    model = model.to(machine.device).eval()
+    model.bert.compute_dtype = machine.dtype
+    return task, model, machine.device
 
 
 def evaluate_file(
@@ -69,15 +94,12 @@ def evaluate_file(
     Labels are matched by name, whatever their order in the file. Raises UserError for a row without a label and for a
     label the model does not know, naming the line.
     """
-    task, model = load_task_model(model_folder, **columns)
-    machine = prepare_machine(device, precision)
-    model = model.to(machine.device).eval()
-    model.bert.compute_dtype = machine.dtype
+    task, model, device_ = open_for_prediction(model_folder, device, precision, columns)
     report, scorer, begun = EncodingReport(), task.scorer(), time.monotonic()
     rows = 0
     with Progress("evaluating", None, "rows") as bar:
         examples = task.read(input_path, "dev", True)
-        for chunk, predictions in predict_examples(task, model, examples, machine.device, report, bar.advance):
+        for chunk, predictions in predict_examples(task, model, examples, device_, report, bar.advance):
             scorer.add(chunk, predictions)
             rows += len(chunk)
     if not rows:

@@ -157,6 +157,8 @@ def open_task_data(settings: FinetuneSettings, config: BertConfig, tokenizer: Be
     }
     if labels and task.spec.labels and set(labels) != {""}:
         report["train"]["labels"] = {label: labels[label] for label in sorted(labels)}
+    for name, path in files.test.items():
+        report[name] = {"path": path} | check_test(task, path).as_dict()
     for part, counted in report.items():
         warn_of_losses(part, counted, task)
     return TaskData(task, files, [sequences for sequences in train.encoded if sequences], dev, report)
@@ -192,6 +194,15 @@ def read_split(task: Task, path: str, part: str, wanted: set[int] | None = None)
             split.examples += chunk if part != "train" else [None] * len(chunk)
             bar.advance(len(chunk))
     return split
+
+
+def check_test(task: Task, path: str) -> EncodingReport:
+    """Read a test file once, so that what is wrong in it is said before training and not after it."""
+    report = EncodingReport()
+    examples = task.read(path, "test", None)
+    while chunk := list(itertools.islice(examples, _CHUNK)):
+        task.encode(chunk, report, train=all(task.is_labelled(example) for example in chunk))
+    return report
 
 
 def warn_of_losses(part: str, counted: dict[str, Any], task: Task) -> None:

@@ -4,22 +4,20 @@ Each task is a fine-tuning run of its own in OUT/<task>, so that a command that 
 predicted with the model of MNLI. The score is averaged as the leaderboard does it.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import UserError
-from bertsmith.hardware import prepare_machine
-from bertsmith.inference.predictor import predict_examples
+from bertsmith.inference.predict import predict_file
 from bertsmith.progress import say
 from bertsmith.storage import write_text
-from bertsmith.tasks.examples import EncodingReport
 from bertsmith.tasks.glue_files import GLUE_TASKS, find_glue_files, find_glue_tasks, glue_name, read_glue
-from bertsmith.tasks.model_folder import load_task_model
 from bertsmith.tasks.runs import finetune
 from bertsmith.tasks.settings import FinetuneSettings
-from bertsmith.tasks.submission import glue_score, write_submission
+from bertsmith.tasks.submission import format_similarity, glue_score, write_submission
 
 SUBMISSION = "submission.zip"
 # split of a task's test files → the name of its file in the submission
@@ -52,45 +50,58 @@ def run_glue(settings: FinetuneSettings, folder: str, out: Path, tasks: Sequence
         tests = find_glue_files(GLUE_TASKS[name], found[name], "test")
         if not tests:
             left_out[GLUE_TASKS[name].title] = "no test file"
-        for split, path in tests.items():
-            predictions[GLUE_TASKS[name].title + _FILES.get(split, "")] = predict_test(name, out / name, path, settings)
+        for split, path in tests.items():  # `finetune` has predicted them
+            title = GLUE_TASKS[name].title + _FILES.get(split, "")
+            predictions[title] = spell_predictions(name, path, out / name / f"{split}.predictions.jsonl")
     if "ax" in wanted:
         (path,) = find_glue_files(GLUE_TASKS["ax"], found["ax"], "test").values()
-        predictions["AX"] = predict_test("ax", out / "mnli", path, settings)
+        predicted = out / "mnli" / "ax.predictions.jsonl"
+        predict_file(out / "mnli", path, predicted, settings.device, settings.precision, part_of="ax")
+        predictions["AX"] = spell_predictions("ax", path, predicted)
     elif "ax" in found:
         left_out["AX"] = "mnli was not run"
     left_out |= {task.title: "not run" for name, task in GLUE_TASKS.items() if name not in (*wanted, "ax")}
-    write_submission(out / SUBMISSION, predictions)
-    results = {name: summary["dev"] for name, summary in summaries.items()}
-    score = glue_score(results)
+    for remark in write_submission(out / SUBMISSION, predictions):
+        say(f"note: {remark}")
+    score = glue_score(leaderboard_results(summaries))
     write_text(out / "table.md", format_table(summaries, score))
     return {
-        "tasks": results,
-        "means": {name: {key: s[key] for key in ("metric", "mean", "std", "degenerate_runs")}
-                  for name, s in summaries.items()},
-        "score": score["score"],
-        "score_without_wnli": score["score_without_wnli"],
+        "tasks": {name: summary["dev"] for name, summary in summaries.items()},
+        "seeds": {
+            name: {key: summary[key] for key in ("metric", "mean", "std", "degenerate_runs")}
+            for name, summary in summaries.items()
+        },
+        **score,
         "submission": str(out / SUBMISSION),
         "left_out_of_submission": left_out,
         "table": str(out / "table.md"),
         "data_report": {name: summary["data_report"] for name, summary in summaries.items()},
-    }  # fmt: skip
+    }
 
 
-def predict_test(name: str, run: Path, path: str, settings: FinetuneSettings) -> list[tuple[str, str]]:
+def leaderboard_results(summaries: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Dev metrics by the leaderboard's names, MNLI's two files apart."""
+    results: dict[str, dict[str, float]] = {}
+    for name, summary in summaries.items():
+        title, dev = GLUE_TASKS[name].title, summary["dev"]
+        if name == "mnli":
+            results["MNLI-m"] = {"accuracy": dev["accuracy"]}
+            if "mismatched_accuracy" in dev:
+                results["MNLI-mm"] = {"accuracy": dev["mismatched_accuracy"]}
+        else:
+            results[title] = dev
+    return results
+
+
+def spell_predictions(name: str, path: str, predicted: Path) -> list[tuple[str, str]]:
     """(index, prediction) for every row of a test file, spelled as the leaderboard wants it."""
-    task, model = load_task_model(run)
-    machine = prepare_machine(settings.device, settings.precision)
-    model = model.to(machine.device).eval()
-    model.bert.compute_dtype = machine.dtype
-    rows: list[tuple[str, str]] = []
+    with predicted.open(encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
     examples = read_glue(GLUE_TASKS[name], path, "test", False)
-    for chunk, predictions in predict_examples(task, model, examples, machine.device, EncodingReport()):
-        for example, row in zip(chunk, predictions, strict=True):
-            # a similarity is a number from 0 to 5 on the leaderboard, though nothing keeps a regression within
-            shown = f"{min(max(row['score'], 0.0), 5.0):.3f}" if "score" in row else row["label"]
-            rows.append((example.id, shown))
-    return rows
+    return [
+        (example.id, format_similarity(row["score"]) if "score" in row else row["label"])
+        for example, row in zip(examples, rows, strict=True)
+    ]
 
 
 def format_table(summaries: dict[str, Any], score: dict[str, Any]) -> str:
@@ -100,5 +111,6 @@ def format_table(summaries: dict[str, Any], score: dict[str, Any]) -> str:
         dev = ", ".join(f"{metric} {100 * value:.1f}" for metric, value in summary["dev"].items())
         spread = f"{100 * summary['mean']:.1f}" + (f" ± {100 * summary['std']:.1f}" if summary["std"] else "")
         lines.append(f"| {GLUE_TASKS[name].title} | {dev} | {spread} | {summary['degenerate_runs']} |")
-    lines.append(f"| **score** | {score['score']:.1f} | without WNLI {score['score_without_wnli']:.1f} | |")
+    shown = {key: "none" if score[key] is None else f"{score[key]:.1f}" for key in ("score", "score_without_wnli")}
+    lines.append(f"| **score** | {shown['score']} | without WNLI {shown['score_without_wnli']} | |")
     return "\n".join(lines) + "\n"

@@ -70,8 +70,8 @@ def _finetune(settings: FinetuneSettings, out: Path) -> dict[str, Any]:
         else:
             (folder / BEST).unlink(missing_ok=True)
     assert best is not None
-    finish(settings, data, source, best, out)
-    return summarize(data, results, best, out)
+    tests = finish(settings, data, source, best, out)
+    return summarize(data, results, best, out) | {"test": tests}
 
 
 def make_plans(settings: FinetuneSettings) -> Iterator[RunPlan]:
@@ -118,8 +118,10 @@ def set_class_weights(settings: FinetuneSettings, data: TaskData) -> None:
     say(f"class weights: {shown}")
 
 
-def finish(settings: FinetuneSettings, data: TaskData, source: Path, best: dict[str, Any], out: Path) -> None:
-    """RUN/model from the best run, its pictures beside it, and predictions for the test files."""
+def finish(
+    settings: FinetuneSettings, data: TaskData, source: Path, best: dict[str, Any], out: Path
+) -> dict[str, dict[str, Any]]:
+    """RUN/model from the best run, its pictures beside it, predictions for the test files; the summaries of these."""
     path = Path(best["folder"]) / BEST
     task = data.task
     if "null_threshold" in best["details"]:
@@ -132,8 +134,12 @@ def finish(settings: FinetuneSettings, data: TaskData, source: Path, best: dict[
             if Path(best["folder"]) != out and (Path(best["folder"]) / picture).is_file():
                 shutil.copyfile(Path(best["folder"]) / picture, out / picture)
         path.unlink()  # RUN/model holds it now
-    for name, test in data.files.test.items():
-        predict_file(out / "model", test, out / f"{name}.predictions.jsonl", settings.device, settings.precision)
+    return {
+        name: predict_file(
+            out / "model", test, out / f"{name}.predictions.jsonl", settings.device, settings.precision, score=True
+        )
+        for name, test in data.files.test.items()
+    }
 
 
 def summarize(data: TaskData, results: list[dict[str, Any]], best: dict[str, Any], out: Path) -> dict[str, Any]:
@@ -156,6 +162,5 @@ def summarize(data: TaskData, results: list[dict[str, Any]], best: dict[str, Any
         "per_class": best["details"].get("per_class"),
         "labels": list(task.spec.labels),
         "model_dir": str(out / "model"),
-        "predictions": {name: str(out / f"{name}.predictions.jsonl") for name in data.files.test},
         "data_report": data.report,
     }
