@@ -129,21 +129,25 @@ def _writable(names: list[str]) -> tuple[list[str], list[str]]:
     from matplotlib import font_manager
 
     families = [_DEFAULT_FONT]
-    missing = set("".join(names)) - _characters(_DEFAULT_FONT)
-    for family in sorted({entry.name for entry in font_manager.fontManager.ttflist}):
-        if missing and not family.startswith(_NO_FONTS):
-            covered = missing & _characters(family)
-            if covered:
-                families.append(family)
-                missing -= covered
+    missing = set("".join(names)) - _characters(font_manager.findfont(_DEFAULT_FONT))
+    # upright and of normal weight (400), or as near to it as there is: what matplotlib takes of a family
+    found = []
+    for entry in font_manager.fontManager.ttflist:
+        if entry.style == "normal" and not entry.name.startswith(_NO_FONTS):
+            weight = entry.weight if isinstance(entry.weight, int) else font_manager.weight_dict[entry.weight]
+            found.append((abs(weight - 400), entry.name, entry.fname))
+    for _, family, file in sorted(found):
+        if missing and family not in families and missing & (covered := _characters(file)):
+            families.append(family)
+            missing -= covered
     return [f"class {i}" if missing & set(name) else name for i, name in enumerate(names)], families
 
 
-def _characters(family: str) -> set[str]:
-    """Characters that matplotlib has glyphs for where it is asked for a font family."""
-    from matplotlib.font_manager import findfont, get_font
+def _characters(font_file: str) -> set[str]:
+    """Characters a font has glyphs for."""
+    from matplotlib.font_manager import get_font
 
     try:
-        return set(map(chr, get_font(findfont(family, fallback_to_default=False)).get_charmap()))
-    except (OSError, RuntimeError, ValueError):  # a font file that is gone or damaged, or has no upright letters
+        return set(map(chr, get_font(font_file).get_charmap()))
+    except (OSError, RuntimeError):  # a font file that is gone or damaged
         return set()
