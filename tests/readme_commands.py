@@ -2,7 +2,7 @@
 
 Every fenced block marked `sh` is a test; `.ci/run` calls this file (`pytest tests/readme_commands.py`), plain `pytest`
 does not. The blocks run under `bash -euo pipefail` in one temporary folder that holds, as the reader's own text, the
-folder `texts/` (a few dozen .txt files cut from the demo text), with the installed `bertsmith` first on PATH and the
+folder `texts/` (a few dozen .txt files cut from the demo text) and small files for tasks, with the installed `bertsmith` first on PATH and the
 checkout's path in $CHECKOUT. A README command may be made smaller, never replaced by another; what is changed stands in
 HTML comments on the lines right before the block, invisible to the reader and plain to whoever edits the README:
 
@@ -25,6 +25,7 @@ import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 TEXTS = 40  # documents of the demo text in texts/: about 250 kB
+PARTS = ("train", "dev")
 TIME_LIMIT = 600  # seconds a block
 
 
@@ -82,7 +83,7 @@ def make_block(line: int, commands: str, comments: list[str]) -> Block:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The reader's working folder: `texts/` and nothing else."""
+    """The reader's working folder: `texts/`, and files for fine-tuning."""
     from bertsmith.demo_text import demo_text_paths
 
     folder = tmp_path_factory.mktemp("readme")
@@ -91,7 +92,42 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = [line for path in demo_text_paths() for line in gzip.decompress(Path(path).read_bytes()).splitlines()]
     for number, line in enumerate(lines[:: len(lines) // TEXTS][:TEXTS]):
         (folder / "texts" / f"{number:02d}.txt").write_text(json.loads(line)["text"], encoding="utf-8")
+    write_task_files(folder)
     return folder
+
+
+def write_task_files(folder: Path) -> None:
+    """The reader's own tables: reviews/ (demo's), glue/, ner/ and squad/ (made up, in the official layouts)."""
+    from bertsmith.demo_reviews import demo_review_path
+
+    for name in ("reviews", "glue/SST-2", "glue/MRPC", "ner", "squad"):
+        (folder / name).mkdir(parents=True)
+    lines = {part: gzip.decompress(Path(demo_review_path(part)).read_bytes()).decode().splitlines() for part in PARTS}
+    for part, kept in (("train", 64), ("dev", 32)):
+        rows = lines[part][: kept + 1]
+        (folder / "reviews" / f"{part}.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+        cells = [row.split("\t") for row in rows[1:]]
+        numbers = {"negative": 0, "positive": 1}
+        sst = ["sentence\tlabel", *(f"{text}\t{numbers[label]}" for text, label in cells)]
+        (folder / "glue" / "SST-2" / f"{part}.tsv").write_text("\n".join(sst) + "\n", encoding="utf-8")
+        pairs = zip(cells, cells[1:] + cells[:1], strict=True)
+        mrpc = ["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"]
+        mrpc += [f"{int(a[1] == b[1])}\t1\t2\t{a[0]}\t{b[0]}" for a, b in pairs]
+        (folder / "glue" / "MRPC" / f"{part}.tsv").write_text("\n".join(mrpc) + "\n", encoding="utf-8")
+        words = [[f"{word}\t{'B-LONG' if len(word) > 8 else 'O'}" for word in text.split()] for text, _ in cells]
+        (folder / "ner" / f"{part}.conll").write_text("\n\n".join(map("\n".join, words)) + "\n", encoding="utf-8")
+        questions = [
+            {"id": f"{part}{number}", "question": "Which word comes first?", "is_impossible": number % 3 == 0,
+             "answers": [] if number % 3 == 0 else [{"text": text.split()[0], "answer_start": 0}], "context": text}
+            for number, (text, _) in enumerate(cells[:24])
+        ]  # fmt: skip
+        paragraphs = [{"context": question.pop("context"), "qas": [question]} for question in questions]
+        document = {"version": "v2.0", "data": [{"title": "made up", "paragraphs": paragraphs}]}
+        (folder / "squad" / f"{part}.json").write_text(json.dumps(document), encoding="utf-8")
+    unlabelled = ["index\tsentence", *(f"{n}\t{row.split(chr(9))[0]}" for n, row in enumerate(lines["dev"][33:53]))]
+    (folder / "glue" / "SST-2" / "test.tsv").write_text("\n".join(unlabelled) + "\n", encoding="utf-8")
+    new = ["text", *(row.split("\t")[0] for row in lines["dev"][60:80])]
+    (folder / "reviews" / "new.tsv").write_text("\n".join(new) + "\n", encoding="utf-8")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

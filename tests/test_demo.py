@@ -26,7 +26,7 @@ def tiny_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check(outcome: Outcome, out: Path) -> None:
     summary = outcome.json
-    assert list(summary) == ["vocab", "prepare", "pretrain", "fill"]
+    assert list(summary) == ["vocab", "prepare", "pretrain", "fill", "finetune"]
     assert summary["vocab"]["size"] == 8000
     assert summary["prepare"]["documents"] > 200
     assert summary["prepare"]["unknown_rate"] < 0.01
@@ -34,10 +34,12 @@ def check(outcome: Outcome, out: Path) -> None:
     assert summary["pretrain"]["eval_nsp_accuracy"] is not None
     assert summary["pretrain"]["eval_mlm_loss"] < summary["pretrain"]["ln_vocab"]
     assert [len(text["masks"]) for text in summary["fill"]["texts"]] == [1, 1, 1]
+    assert summary["finetune"]["labels"] == ["negative", "positive"]
+    assert summary["finetune"]["data_report"]["train"]["rows"] == 3000
     assert json.loads((out / MARK).read_text(encoding="utf-8")) == summary
     assert {path.name for path in out.iterdir()} == {*STAGES, MARK}
-    for number, command in enumerate(("vocab TEXT", "prepare TEXT", "pretrain --data", "fill"), 1):
-        assert f"{number}/4 " in outcome.err
+    for number, command in enumerate(("vocab TEXT", "prepare TEXT", "pretrain --data", "fill", "finetune classify"), 1):
+        assert f"{number}/5 " in outcome.err
         assert f"bertsmith {command}" in outcome.err
 
 
@@ -51,11 +53,13 @@ def test_the_whole_way_twice(tmp_path: Path) -> None:
     assert shown.code == 0
     assert not (out / "run" / "left over").exists()
     assert "seed = 7\n" in (out / "run" / "config.toml").read_text(encoding="utf-8")
-    *texts, last = shown.out.splitlines()
+    *texts, last, tuned = shown.out.splitlines()
     assert len(texts) == 3
     assert texts[0].startswith("She opened the [MASK] and looked out of the window.  →  ")
     assert last.startswith("held-out MLM loss ")
     assert last.endswith(f"the model is {out}/run/model, the curve loss.png beside it")
+    assert tuned.startswith("fine-tuned to tell negative from positive film reviews: accuracy ")
+    assert tuned.endswith(f"the model is {out}/sentiment/model")
 
 
 @pytest.mark.slow

@@ -242,11 +242,15 @@ def run_demo(args: argparse.Namespace, pairs: Pairs) -> Summary:
 def show_demo(summary: Summary) -> None:
     for result in summary["fill"]["texts"]:
         print_text(f"{result['text']}  →  {', '.join(guess['token'] for guess in result['masks'][0])}")
-    run = summary["pretrain"]
+    run, tuned = summary["pretrain"], summary["finetune"]
     print_text(
         f"held-out MLM loss {run['eval_mlm_loss']:.2f} (unigram entropy {run['unigram_entropy']:.2f}, "
         f"ln V {run['ln_vocab']:.2f}), next-sentence accuracy {run['eval_nsp_accuracy']:.1%}; "
         f"the model is {run['model_dir']}, the curve loss.png beside it"
+    )
+    print_text(
+        f"fine-tuned to tell negative from positive film reviews: accuracy {tuned['dev']['accuracy']:.1%} (guessing "
+        f"50.0%); the model is {tuned['model_dir']}"
     )
 
 
@@ -385,8 +389,8 @@ What is cut is counted.""",
     ),
     "demo": Command(
         "the whole way on text that ships with the package",
-        """Vocabulary, token shards, pre-training and fill, each with the command that does it, in about four minutes on
-two cores. What an earlier demo left in DIR is replaced.""",
+        """Vocabulary, token shards, pre-training, fill and fine-tuning, each with the command that does it, in about
+four minutes on two cores. What an earlier demo left in DIR is replaced.""",
         "  bertsmith demo --out demo",
         add_demo,
         run_demo,

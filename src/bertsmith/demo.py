@@ -1,4 +1,4 @@
-"""The whole way on text that ships with the package: vocabulary, token shards, pre-training, filling masks.
+"""The whole way on text that ships with the package: vocabulary, shards, pre-training, filling masks, fine-tuning.
 
 The same functions as the commands call, at a size that two cores manage in a few minutes, offline.
 """
@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from bertsmith.demo_reviews import demo_review_path
 from bertsmith.demo_text import demo_text_paths
 from bertsmith.errors import UserError
 from bertsmith.progress import say
@@ -21,7 +22,9 @@ SENTENCES = (
     "The horse was very [MASK], and he did not want to go.",
     "“I do not [MASK] what you mean,” said Holmes.",
 )
-STAGES = ("vocab", "corpus", "run")
+STAGES = ("vocab", "corpus", "run", "sentiment")
+# a small model learns faster than the paper's large ones
+FINETUNE_RATE = 3e-4
 # holds the stages' summaries; that it is there says that a demo made the folder, and a demo may clear it
 MARK = "demo.json"
 
@@ -35,11 +38,13 @@ def run_demo(out: Path, minutes: float, seed: int = 0) -> dict[str, Any]:
     from bertsmith.corpus.prepare import prepare_corpus
     from bertsmith.inference.fill import fill_masks
     from bertsmith.options import load_recipe, load_settings
+    from bertsmith.tasks.runs import finetune
+    from bertsmith.tasks.settings import FinetuneSettings
     from bertsmith.text.vocabulary import build_vocabulary
     from bertsmith.training.loop import pretrain
     from bertsmith.training.settings import PretrainSettings
 
-    vocab, corpus, run = (out / stage for stage in STAGES)
+    vocab, corpus, run, sentiment = (out / stage for stage in STAGES)
     overrides = [("data", str(corpus)), ("minutes", str(minutes)), ("seed", str(seed))]
     settings = load_settings(PretrainSettings, load_recipe("demo"), overrides)
     _ = settings.budget  # refuses an endless one
@@ -47,14 +52,23 @@ def run_demo(out: Path, minutes: float, seed: int = 0) -> dict[str, Any]:
     write_text(out / MARK, "{}\n")
     texts = demo_text_paths()
 
-    say(f"1/4 vocabulary: bertsmith vocab TEXT --out {vocab} --size {VOCABULARY_SIZE}")
+    say(f"1/5 vocabulary: bertsmith vocab TEXT --out {vocab} --size {VOCABULARY_SIZE}")
     summaries = {"vocab": build_vocabulary(texts, vocab, size=VOCABULARY_SIZE)}
-    say(f"2/4 shards: bertsmith prepare TEXT --tokenizer {vocab} --out {corpus} --held-out {HELD_OUT}")
+    say(f"2/5 shards: bertsmith prepare TEXT --tokenizer {vocab} --out {corpus} --held-out {HELD_OUT}")
     summaries["prepare"] = prepare_corpus(texts, vocab, corpus, held_out=HELD_OUT)
-    say(f"3/4 pre-training: bertsmith pretrain --data {corpus} --out {run} --recipe demo --minutes {minutes:g}")
+    say(f"3/5 pre-training: bertsmith pretrain --data {corpus} --out {run} --recipe demo --minutes {minutes:g}")
     summaries["pretrain"] = pretrain(settings, run)
-    say(f"4/4 filling masks: bertsmith fill {run / 'model'} TEXT")
+    say(f"4/5 filling masks: bertsmith fill {run / 'model'} TEXT")
     summaries["fill"] = fill_masks(run / "model", SENTENCES)
+    say(
+        f"5/5 fine-tuning: bertsmith finetune classify --model {run / 'model'} --train TRAIN --dev DEV "
+        f"--out {sentiment} --learning-rate {FINETUNE_RATE:g}"
+    )
+    files = {part: demo_review_path(part) for part in ("train", "dev")}
+    summaries["finetune"] = finetune(
+        FinetuneSettings(task="classify", model=str(run / "model"), learning_rate=FINETUNE_RATE, seed=seed, **files),
+        sentiment,
+    )
     write_text(out / MARK, json.dumps(summaries, indent=1, ensure_ascii=True) + "\n")
     return summaries
 
