@@ -1,10 +1,10 @@
 """Runs the commands of README.md as a reader would: in order, in one folder, each must succeed.
 
 Every fenced block marked `sh` is a test; `.ci/run` calls this file (`pytest tests/readme_commands.py`), plain `pytest`
-does not. The blocks run under `bash -euo pipefail` in one temporary folder that holds, as the reader's own, the folder
-`texts/` (a few dozen .txt files cut from the demo text) and small files of tasks, with the installed `bertsmith` first on
-PATH and the checkout's path in $CHECKOUT. A README command may be made smaller, never replaced by another; what is changed
-stands in HTML comments on the lines right before the block, invisible to the reader and plain to whoever edits the README:
+does not. The blocks run under `bash -euo pipefail` in one temporary folder that holds, as the reader's own, `texts/` (a
+few dozen .txt files cut from the demo text) and small files of tasks; the installed `bertsmith` is first on PATH and the
+checkout's path in $CHECKOUT. A README command may be made smaller, never replaced by another; what is changed stands in
+HTML comments on the lines right before the block, invisible to the reader and plain to whoever edits the README:
 
     <!-- ci: --minutes 30 => --steps 20 -->    the left side must occur in the block; the right side is run instead
     <!-- ci: skip: needs four GPUs -->         the block is not run, and the reason is in the report
