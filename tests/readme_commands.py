@@ -2,8 +2,8 @@
 
 Every fenced block marked `sh` is a test; `.ci/run` calls this file (`pytest tests/readme_commands.py`), plain `pytest`
 does not. The blocks run under `bash -euo pipefail` in one temporary folder that holds, as the reader's own, `texts/` (a
-few dozen .txt files cut from the demo text) and small files of tasks; the installed `bertsmith` is first on PATH and the
-checkout's path in $CHECKOUT. A README command may be made smaller, never replaced by another; what is changed stands in
+few dozen .txt files cut from the demo text) and small files of tasks; the installed `bertsmith` is first on PATH,
+the checkout is $CHECKOUT. A README command may be made smaller, never replaced by another; what is changed stands in
 HTML comments on the lines right before the block, invisible to the reader and plain to whoever edits the README:
 
     <!-- ci: --minutes 30 => --steps 20 -->    the left side must occur in the block; the right side is run instead
