@@ -273,6 +273,12 @@ def run_bench_pretrain(args: argparse.Namespace, pairs: Pairs) -> Summary:
     )
 
 
+def run_bench_finetune(args: argparse.Namespace, pairs: Pairs) -> Summary:
+    from bertsmith.tasks.benchmark import benchmark_finetuning
+
+    return benchmark_finetuning(args.model, args.batch, args.length, args.steps, args.device, args.precision, args.seed)
+
+
 def add_bench_prepare(parser: CommandParser) -> None:
     parser.add_argument("inputs", nargs="*", metavar="INPUT", help="text to use (default: the demo's, several times)")
     add_workers(parser)
@@ -403,6 +409,15 @@ utilization, the share of the matrix-product rate measured just before in the sa
         "  bertsmith bench pretrain --model mini --batch 32 --length 128",
         add_bench_pretrain,
         run_bench_pretrain,
+    ),
+    "bench finetune": Command(
+        "time the real fine-tuning step",
+        """Packing, forward with dropout, backward, clipping and optimizer on synthetic texts of mixed lengths, from a
+quarter of --length to all of it: examples and tokens a second, and utilization, the share of the matrix-product rate
+measured just before in the same precision.""",
+        "  bertsmith bench finetune --model base --batch 32 --length 128",
+        add_bench_pretrain,
+        run_bench_finetune,
     ),
     "bench prepare": Command(
         "time the preparation of a corpus",

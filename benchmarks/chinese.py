@@ -1,0 +1,104 @@
+"""Chinese from raw text to tasks: vocabulary, shards and pre-training on Chinese text, then three kinds of task.
+
+ChnSentiCorp (hotel reviews, one label), Weibo NER (a character a line, a digit after it) and CMRC 2018 (answers in a
+context), each with the commands a user would type. `python benchmarks/chinese.py DATA --out FOLDER` writes table.md;
+what stands in FOLDER already is not made again.
+"""
+
+import argparse
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from bertsmith.corpus.random_bits import derive_key, permutation
+
+REVIEWS_DEV = 1000
+
+
+def run(out: Path, *arguments: object) -> dict[str, Any]:
+    """A bertsmith command; its JSON summary."""
+    command = [sys.executable, "-m", "bertsmith", *map(str, arguments), "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")
+    summary: dict[str, Any] = json.loads(done.stdout)
+    return summary
+
+
+def split_reviews(source: Path, out: Path) -> tuple[Path, Path]:
+    """ChnSentiCorp comes as one file: 1,000 rows of it, drawn at random, become dev."""
+    with source.open(encoding="utf-8-sig", newline="") as file:
+        header, *rows = list(csv.reader(file))
+    rows = [row for row in rows if row[1].strip()]  # one review of 7,766 is empty
+    order = permutation(derive_key("chnsenticorp"), len(rows))
+    paths = out / "reviews_train.csv", out / "reviews_dev.csv"
+    for path, numbers in zip(paths, (order[REVIEWS_DEV:], order[:REVIEWS_DEV]), strict=True):
+        with path.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([header, *(rows[number] for number in numbers)])
+    return paths
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("data", type=Path, help="folder of the data (corpora/, tasks/)")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--size", default="12000", help="vocabulary entries")
+    parser.add_argument("--model", default="mini")
+    parser.add_argument("--pretrain", default="--minutes 15", help="length of the pre-training")
+    parser.add_argument("--finetune", default="--learning-rate 3e-4", help="settings of every fine-tuning")
+    parser.add_argument("--corpora", default="zh_wiki-00,zh_wiki_cmrc-00,zh_novels-00")
+    args = parser.parse_args()
+    out: Path = args.out
+    out.mkdir(parents=True, exist_ok=True)
+    texts = [args.data / "corpora" / f"{name}.jsonl.gz" for name in args.corpora.split(",")]
+    if not (out / "vocab").is_dir():
+        run(out, "vocab", *texts, "--out", out / "vocab", "--size", args.size)
+    if not (out / "corpus").is_dir():
+        run(out, "prepare", *texts, "--tokenizer", out / "vocab", "--out", out / "corpus", "--language", "zh")
+    if not (out / "run" / "model").is_dir():
+        run(
+            out,
+            "pretrain",
+            "--data",
+            out / "corpus",
+            "--out",
+            out / "run",
+            "--model",
+            args.model,
+            *args.pretrain.split(),
+        )
+    tasks = args.data / "tasks"
+    train, dev = split_reviews(tasks / "chnsenticorp" / "ChnSentiCorp_htl_all.csv", out)
+    weibo, cmrc = tasks / "weibo_ner" / "weiboNER_2nd_conll", tasks / "cmrc2018"
+    commands = {
+        "ChnSentiCorp": ("classify", "--train", train, "--dev", dev, "--text-column", "review"),
+        "Weibo NER": ("ner", "--train", f"{weibo}.train", "--dev", f"{weibo}.dev", "--ner.strip-digit", "true"),
+        "CMRC 2018": ("squad1", "--train", cmrc / "cmrc2018_dev.json", "--dev", cmrc / "cmrc2018_trial.json"),
+    }
+    lines = [
+        "| task | metric | from pre-training | from random weights | rows, cut or windowed |",
+        "|---|---|---|---|---|",
+    ]
+    for name, (task, *files) in commands.items():
+        found = {}
+        for start in ("pretrained", "random"):
+            folder = out / f"{task}-{start}"
+            settings = [*args.finetune.split(), "--random-init", str(start == "random").lower()]
+            found[start] = run(out, "finetune", task, "--model", out / "run", *files, "--out", folder, *settings)
+        summary = found["pretrained"]
+        report = summary["data_report"]["train"]
+        scores = " | ".join(f"{found[start]['best']:.4g}" for start in found)
+        lines.append(
+            f"| {name} | {summary['metric']} | {scores} | {report['rows']:,}, {report['truncated']:,} or "
+            f"{report['windowed']:,} |"
+        )
+    (out / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print("\n".join(lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
