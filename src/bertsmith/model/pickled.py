@@ -10,7 +10,7 @@ import warnings
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import torch
@@ -189,8 +189,7 @@ def _read_index(index: Path, suffix: str) -> WeightFiles:
         raise UserError(f"{index}: has no weight_map from tensors to files; copy the model folder again")
     names = sorted(set(places.values()))
     for name in names:
-        plain = PurePosixPath(name).name == name and PureWindowsPath(name).name == name
-        if not plain or not name.endswith(suffix):
+        if PureWindowsPath(name).name != name or not name.endswith(suffix):  # as Windows reads it: both slashes, drives
             raise UserError(f"{index}: names {name!r} in its weight_map, which is no {suffix} file of this folder")
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
