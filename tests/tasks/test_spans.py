@@ -350,6 +350,7 @@ def test_the_best_of_all_spans_is_found(words: list[str], max_answer_tokens: int
         else:
             assert (predicted.start, predicted.end) == (-1, -1)
         texts = [entry["text"] for entry in predicted.n_best]
+        assert len(set(texts) - {""}) == min(5, len(expected)), "as many answers as asked for, whatever repeats"
         assert len(set(texts)) == len(texts) <= 5 + ("" in texts)
         assert ("" in texts) == (version == 2 or not expected)
         assert math.isclose(sum(entry["probability"] for entry in predicted.n_best), 1)

@@ -165,6 +165,13 @@ def test_each_word_gets_its_likeliest_tag_whatever_stands_before_it() -> None:
     assert f1_score([["B-PER", "B-LOC", "O"]], [["I-PER", "I-LOC", "O"]]) == 1.0
 
 
+def test_tags_go_to_their_words_in_whatever_order_the_sequences_come() -> None:
+    example = sentence([5] * 9)
+    sequences = encode(example, 22)[::-1]
+    assert len(sequences) > 1
+    assert decode_tags(example, sequences, one_hot(sequences), TAGS) == list(example.tags or ())
+
+
 def test_sequences_of_another_sentence_are_not_taken() -> None:
     sequences = encode(sentence([5] * 9), 22)
     assert len(sequences) > 1

@@ -305,18 +305,9 @@ def decode_spans(
     """
     if version not in (1, 2):
         raise ValueError(f"SQuAD has no version {version}")
-    null, found = np.inf, []
-    for sequence, rows in zip(sequences, logits, strict=True):
-        finite = np.nan_to_num(rows.astype(np.float64), nan=-_FINITE, posinf=_FINITE, neginf=-_FINITE)
-        null = min(null, float(finite[0].sum()))
-        found.append(_best_spans(finite[sequence.second_segment : -1], sequence.origin, options))
-    scores, starts, ends = (np.concatenate(columns) for columns in zip(*found, strict=True))
-    spans: dict[str, tuple[float, int, int]] = {}  # by text, the best first
-    for span in np.argsort(-scores, kind="stable").tolist():
-        start, end = int(starts[span]), int(ends[span])
-        spans.setdefault(example.context[start:end], (float(scores[span]), start, end))
-        if len(spans) == options.n_best:
-            break
+    finite = [np.nan_to_num(rows.astype(np.float64), nan=-_FINITE, posinf=_FINITE, neginf=-_FINITE) for rows in logits]
+    null = min(float(rows[0].sum()) for rows in finite)
+    spans = _best_spans(example.context, sequences, finite, options)
     text, (score, _, _) = next(iter(spans.items()), ("", (0.0, _NO_ANSWER, _NO_ANSWER)))
     null_score = null - score
     if version == 2 or not spans:
@@ -327,21 +318,63 @@ def decode_spans(
     return SpanPrediction(text, start, end, score, null_score, _rank(spans))
 
 
-def _best_spans(scores: Floats, origin: WindowOrigin, options: SpanOptions) -> tuple[Floats, Ints, Ints]:
-    """The `n_best` best spans of one window, from its context's logits (C, 2): score, first and last character."""
-    width = min(options.max_answer_tokens, len(scores))
-    least = np.maximum(origin.least_last, np.arange(len(scores)))
-    first = np.flatnonzero(least < np.minimum(np.arange(len(scores)) + width, len(scores)))[:, None]  # (S, 1)
-    last = first + np.arange(width)  # (S, width)
-    inside = (last >= least[first]) & (last < len(scores))
-    end_scores = np.append(scores[:, 1], np.zeros(width))  # so that what is not inside can be looked up
-    sums = (scores[first, 0] + end_scores[last])[inside]
-    chosen = np.arange(len(sums))
-    if len(sums) > options.n_best:  # before sorting thousands, leave those that are in question
-        chosen = np.flatnonzero(sums >= np.partition(sums, -options.n_best)[-options.n_best])
-    chosen = chosen[np.argsort(-sums[chosen], kind="stable")[: options.n_best]]
-    firsts = np.broadcast_to(first, last.shape)[inside][chosen]
-    return sums[chosen], origin.offsets[firsts, 0], origin.offsets[last[inside][chosen], 1]
+def _best_spans(
+    text: str, sequences: Sequence[EncodedSequence], logits: Sequence[Floats], options: SpanOptions
+) -> dict[str, tuple[float, int, int]]:
+    """The `n_best` best answers that are not empty, the best first: text → score, first and last character.
+
+    Of spans of equal text, the best; of equal scores, the first. As many spans are ranked as it takes.
+    """
+    scores, firsts, lasts = (
+        np.concatenate(parts)
+        for parts in zip(
+            *(
+                _score_spans(rows[sequence.second_segment : -1], sequence.origin, options)
+                for sequence, rows in zip(sequences, logits, strict=True)
+            ),
+            strict=True,
+        )
+    )
+    # numbers of tokens of the context; the windows' offsets put together are its offsets
+    offsets = np.empty((max(s.origin.first_token + len(s.origin.offsets) for s in sequences), 2), dtype=np.int32)
+    for sequence in sequences:
+        origin = sequence.origin
+        offsets[origin.first_token : origin.first_token + len(origin.offsets)] = origin.offsets
+    ranked = options.n_best
+    while True:
+        best: dict[str, tuple[float, int, int]] = {}
+        for span in _find_highest(scores, ranked).tolist():
+            start, end = int(offsets[firsts[span], 0]), int(offsets[lasts[span], 1])
+            best.setdefault(text[start:end], (float(scores[span]), start, end))
+            if len(best) == options.n_best:
+                return best
+        if ranked >= len(scores):
+            return best
+        ranked *= 4
+
+
+def _score_spans(scores: Floats, origin: WindowOrigin, options: SpanOptions) -> tuple[Floats, Ints, Ints]:
+    """All spans of one window, from its context's logits (C, 2): score, first and last token of the context, each (S,).
+
+    Those that `least_last` gives to another window are not among them.
+    """
+    count, width = len(scores), min(options.max_answer_tokens, len(scores))
+    token = np.arange(count)
+    least = np.maximum(origin.least_last, token)
+    first = token[least < np.minimum(token + width, count), None]  # (F, 1)
+    last = first + np.arange(width)  # (F, width)
+    inside = (last >= least[first]) & (last < count)
+    first = np.broadcast_to(first, last.shape)[inside]
+    last = last[inside]
+    return scores[first, 0] + scores[last, 1], first + origin.first_token, last + origin.first_token
+
+
+def _find_highest(scores: Floats, count: int) -> Ints:
+    """Where the `count` highest scores stand, the highest first; of equals, the first."""
+    chosen = np.arange(len(scores))
+    if len(scores) > count:  # before thousands are sorted, those that are not in question are left out
+        chosen = np.flatnonzero(scores >= np.partition(scores, -count)[-count])
+    return chosen[np.argsort(-scores[chosen], kind="stable")[:count]]
 
 
 def _rank(spans: dict[str, tuple[float, int, int]]) -> list[dict[str, Any]]:
