@@ -21,6 +21,7 @@ from bertsmith.arguments import (
     typed,
     whole_number,
 )
+from bertsmith.convert_command import add_convert, run_convert, show_convert
 from bertsmith.errors import UserError
 from bertsmith.finetune_commands import (
     add_evaluate,
@@ -384,6 +385,22 @@ What is cut is counted.""",
   bertsmith predict ner --input new.conll --output tags.jsonl""",
         add_predict,
         run_predict,
+    ),
+    "convert": Command(
+        "a BERT of Google's or Hugging Face's into a folder of ours, or into Google's layout",
+        """A checkpoint of Google's (bert_config.json, bert_model.ckpt, vocab.txt) or a Hugging Face folder of any age
+in, a new folder of ours out, which transformers opens as well. Nothing in a file is run. What was used, not used or
+missing is listed by name; what an optimizer left is passed over.
+
+--to google writes Google's layout, for Google's own scripts: they find encoder, heads and vocabulary, and classifiers
+under the names of run_classifier.py and run_squad.py. Labels, task and tokenizer settings, which they do not look at,
+travel beside these, so that the way back loses nothing.""",
+        """  bertsmith convert uncased_L-12_H-768_A-12 bert
+  bertsmith convert multilingual/bert_model.ckpt bert --lowercase no
+  bertsmith convert run/model for-google --to google""",
+        add_convert,
+        run_convert,
+        show_convert,
     ),
     "info": Command(
         "describe a corpus, run, checkpoint, model or tokenizer folder",

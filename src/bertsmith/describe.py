@@ -11,7 +11,7 @@ from bertsmith.errors import UserError
 
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
 # a file that stands for the folder it is in
-_TELLING_FILES = ("corpus.json", "config.toml", "config.json", "manifest.json", *_TOKENIZER_FILES)
+_TELLING_FILES = ("corpus.json", "config.toml", "config.json", "bert_config.json", "manifest.json", *_TOKENIZER_FILES)
 
 
 def describe_path(path: str | Path) -> dict[str, Any]:
@@ -19,6 +19,8 @@ def describe_path(path: str | Path) -> dict[str, Any]:
     folder = Path(path)
     if folder.is_file() and folder.name in _TELLING_FILES:
         folder = folder.parent
+    if not folder.is_dir() and Path(f"{folder}.index").is_file():
+        return {"kind": "google", "folder": str(folder.parent)} | _describe_google(folder)
     if not folder.is_dir():
         what = "is no folder" if folder.exists() else "does not exist"
         raise UserError(f"{path}: {what}; name a corpus, run, checkpoint, model or tokenizer folder")
@@ -32,6 +34,7 @@ def describe_path(path: str | Path) -> dict[str, Any]:
         "run": _describe_run,
         "checkpoint": _describe_checkpoint,
         "model": _describe_model,
+        "google": _describe_google,
         "tokenizer": _describe_tokenizer,
     }[kind]
     return {"kind": kind, "folder": str(folder)} | describe(folder)
@@ -43,6 +46,10 @@ def _kind_of(folder: Path) -> str | None:
         if name in names:
             return kind
     if "config.json" in names:
+        return "model"
+    if any(name.endswith(".index") for name in names):
+        return "google"
+    if "bert_config.json" in names:  # a PyTorch folder of the first year
         return "model"
     return "tokenizer" if names.intersection(_TOKENIZER_FILES) else None
 
@@ -67,23 +74,42 @@ def _describe_tokenizer(folder: Path) -> dict[str, Any]:
 
 
 def _describe_model(folder: Path) -> dict[str, Any]:
-    from bertsmith.model.weights import OBJECTIVE_KEY, load_model
+    from bertsmith.model.weights import load_model
 
-    model, report, values = load_model(folder)
+    return _describe_weights(folder, *load_model(folder))
+
+
+def _describe_google(path: Path) -> dict[str, Any]:
+    """A folder or a checkpoint's prefix; opened only to be described, for every other command wants it converted."""
+    from bertsmith.model.google import find_checkpoint, load_google_model
+
+    prefix = find_checkpoint(path)
+    assert prefix is not None
+    described = _describe_weights(prefix.parent, *load_google_model(prefix))
+    return {"checkpoint": prefix.name, "to_use_it": f"bertsmith convert {path} DST"} | described
+
+
+def _describe_weights(folder: Path, model: Any, report: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """What was found in the files of a model; `values`: its config.json."""
+    from bertsmith.model.weights import OBJECTIVE_KEY, vocabulary_note
+
     missing = {name: report.missing_from(name) for name in ("mlm", "nsp", "pooler")}
     absent = {name for names in missing.values() for name in names}
     # `mlm` trains neither, but writes both: transformers wants the folder of a pre-trained BERT whole
     untrained = ("nsp", "pooler") if values.get(OBJECTIVE_KEY) == "mlm" else ()
     has_tokenizer = any((folder / name).is_file() for name in _TOKENIZER_FILES)
+    tokenizer = _describe_tokenizer(folder) if has_tokenizer else None
+    note = vocabulary_note(folder, tokenizer["vocab_size"], model.config) if tokenizer else None
     return {
         "parameters": _count_parameters(model, absent),
         "encoder_parameters": _count_parameters(model.bert, absent, "bert."),
         "heads": [name for name, tensors in missing.items() if not tensors and name not in untrained],
         "untrained_heads": [name for name, tensors in missing.items() if not tensors and name in untrained],
         "unused_tensors": report.unused,
+        "notes": report.notes if note is None else [*report.notes, note],
         "objective": values.get(OBJECTIVE_KEY),
         "config": model.config.to_dict(),
-        "tokenizer": _describe_tokenizer(folder) if has_tokenizer else None,
+        "tokenizer": tokenizer,
     }
 
 

@@ -1,69 +1,80 @@
-"""Model folders in Hugging Face's layout: config.json and model.safetensors, one reversible table of names.
+"""Model folders in Hugging Face's layout, ours and others' of any age: files in, a model out, and back.
 
-Ours keeps query, key and value as one matrix; theirs keeps three. Everything else is a renaming. Nothing is unpickled:
-only safetensors files are read, and every tensor's shape is checked against the configuration first.
+Nothing is unpickled but tensors, nothing is allocated that the files cannot fill, every tensor's shape is checked
+against the configuration, and what was used, unused and missing is reported. Tied weights are stored once.
 """
 
 import json
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bertsmith.errors import UserError
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import BertConfig
+from bertsmith.model.names import (
+    DECODER,
+    DECODER_BIAS,
+    MLM_BIAS,
+    WORD_TABLE,
+    hugging_face_names,
+    is_part,
+    modern_name,
+)
+from bertsmith.model.pickled import TensorSource, find_weights
+from bertsmith.progress import say
 from bertsmith.storage import atomic_file, write_text
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+GOOGLE_CONFIG = "bert_config.json"  # also what the first PyTorch folders called it
 RUN_SETTINGS = "config.toml"  # what tells a run folder
 OBJECTIVE_KEY = "bertsmith_objective"
 
-# ours → theirs, outside the layers
-_NAMES = {
-    "bert.embeddings.word": "bert.embeddings.word_embeddings.weight",
-    "bert.embeddings.position": "bert.embeddings.position_embeddings.weight",
-    "bert.embeddings.segment": "bert.embeddings.token_type_embeddings.weight",
-    "bert.embeddings.norm": "bert.embeddings.LayerNorm",
-    "bert.pooler.dense": "bert.pooler.dense",
-    "mlm_head.transform": "cls.predictions.transform.dense",
-    "mlm_head.norm": "cls.predictions.transform.LayerNorm",
-    "mlm_head.bias": "cls.predictions.bias",
-    "nsp_head.linear": "cls.seq_relationship",
-    "classifier": "classifier",
-    "qa_outputs": "qa_outputs",
-}
-# ours → theirs, after "bert.encoder.layer.N."
-_LAYER_NAMES = {
-    "attention_output": "attention.output.dense",
-    "attention_norm": "attention.output.LayerNorm",
-    "intermediate": "intermediate.dense",
-    "output": "output.dense",
-    "output_norm": "output.LayerNorm",
-}
-_PARTS = ("query", "key", "value")
 # in other people's files, rightly absent from ours: fixed numbers, and second copies of tied tensors
-_IGNORED = ("position_ids", "cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
+_IGNORED = ("position_ids", DECODER, DECODER_BIAS)
+# Word tables are padded to a multiple of 8 to 1,024 for the chip's sake; more rows are another vocabulary's.
+_PADDING_UNIT, _MOST_PADDING = 128, 1024
+# parameters: an encoder that is made before its weights turn out not to fit; what a layer counts for at least
+_HARMLESS, _LEAST_LAYER = 10_000_000, 10_000
 
 
-def hugging_face_names(name: str) -> list[str]:
-    """The names transformers gives to our parameter `name`: one, or three for a joined query/key/value."""
-    if name in _NAMES:
-        return [_NAMES[name]]
-    stem, _, leaf = name.rpartition(".")
-    if stem in _NAMES:
-        return [f"{_NAMES[stem]}.{leaf}"]
-    encoder, _, rest = stem.partition("layer.")
-    number, _, part = rest.partition(".")
-    prefix = f"{encoder}layer.{number}."
-    if part == "qkv":
-        return [f"{prefix}attention.self.{which}.{leaf}" for which in _PARTS]
-    return [f"{prefix}{_LAYER_NAMES[part]}.{leaf}"]
+class Source(Protocol):
+    """Tensors by name: a TensorSource, or whatever else gives them under transformers' names, old or new."""
+
+    path: Path
+
+    def names(self) -> list[str]:
+        """All names."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape, which is not read for it."""
+
+    def get(self, name: str) -> Tensor:
+        """A tensor, on the CPU, in the file's type."""
+
+    def file(self, name: str) -> Path:
+        """The file it is in, for messages."""
+
+
+@dataclass
+class LoadReport:
+    """Names of tensors: `used` and `missing` as transformers calls them, `unused` as the file calls them."""
+
+    used: list[str]
+    missing: list[str]
+    unused: list[str]
+    notes: list[str] = field(default_factory=list)
+    """Sentences about what was read otherwise than it stands in the files."""
+
+    def missing_from(self, *parts: str) -> list[str]:
+        """Missing tensors of the named parts: encoder, pooler, mlm, nsp, output (a task's own layer)."""
+        return [name for name in self.missing if is_part(name, *parts)]
 
 
 def to_hugging_face(model: nn.Module) -> dict[str, Tensor]:
@@ -76,69 +87,109 @@ def to_hugging_face(model: nn.Module) -> dict[str, Tensor]:
     return tensors
 
 
-@dataclass
-class LoadReport:
-    """Names of tensors: `used` and `missing` as transformers calls them, `unused` as the file calls them."""
-
-    used: list[str]
-    missing: list[str]
-    unused: list[str]
-
-    def missing_from(self, *parts: str) -> list[str]:
-        """Missing tensors of the named parts: encoder, pooler, mlm, nsp, output (a task's own layer)."""
-        prefixes = {
-            "encoder": ("bert.embeddings", "bert.encoder"),
-            "pooler": ("bert.pooler",),
-            "mlm": ("cls.predictions",),
-            "nsp": ("cls.seq_relationship",),
-            "output": ("classifier", "qa_outputs"),
-        }
-        return [name for name in self.missing if any(name.startswith(p) for part in parts for p in prefixes[part])]
+# --- reading
 
 
-def _normalized_name(name: str) -> str:
-    """A name as transformers writes it today: gamma/beta of old layer norms renamed, a bare encoder prefixed."""
-    if name.startswith(("embeddings.", "encoder.", "pooler.")):
-        name = f"bert.{name}"
-    for old, new in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):
-        if name.endswith(old):
-            name = name[: -len(old)] + new
-    return name
+def modern_names(source: Source) -> dict[str, str]:
+    """The names of a source's tensors by what transformers calls them today.
+
+    Raises UserError when a tensor stands there under two names.
+    """
+    names: dict[str, str] = {}
+    for name in source.names():
+        known = names.setdefault(modern_name(name), name)
+        if known != name:
+            raise UserError(
+                f"{source.file(name)}: {known} and {name} are two names of one tensor; remove the wrong one"
+            )
+    return names
 
 
 @torch.no_grad()
-def load_weights(model: nn.Module, path: Path, skip: tuple[str, ...] = ()) -> LoadReport:
-    """Fill `model` from a safetensors file under transformers' names. Raises UserError on a broken or ill-fitting one.
+def load_weights(model: nn.Module, source: Source, skip: tuple[str, ...] = (), tied: bool = True) -> LoadReport:
+    """Fill the float32 masters of `model` from a source, whatever floating type it has.
 
-    Parameters the file lacks keep their values and are reported as missing; so do those of the parts `skip` (see
-    LoadReport.missing_from), which are not looked at.
+    Parameters the source lacks keep their values and are reported as missing; so do those of the parts `skip` (see
+    LoadReport.missing_from), which are not looked at. Rows of a padded word table past the vocabulary are left out with
+    a note. `tied` False: the source's masked-LM decoder may be a matrix of its own (`tie_word_embeddings` of
+    config.json), which our model does not have; if it is one, that head counts as missing.
+
+    Raises UserError on a broken or ill-fitting source.
     """
     report = LoadReport([], [], [])
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            names = {_normalized_name(name): name for name in file.keys()}  # noqa: SIM118 (not a dict)
-            for name, parameter in model.named_parameters():
-                wanted = hugging_face_names(name)
-                if LoadReport([], wanted, []).missing_from(*skip):
-                    report.missing += wanted
-                    continue
-                for their_name, piece in zip(wanted, parameter.chunk(len(wanted)), strict=True):
-                    if their_name not in names:
-                        report.missing.append(their_name)
-                        continue
-                    shape = list(file.get_slice(names[their_name]).get_shape())
-                    if shape != list(piece.shape):
-                        raise UserError(
-                            f"{path}: tensor {names[their_name]} has shape {shape}, config.json asks for "
-                            f"{list(piece.shape)}; the two files do not belong together"
-                        )
-                    piece.copy_(file.get_tensor(names[their_name]))
-                    report.used.append(their_name)
-            used = set(report.used)
-            report.unused = [old for new, old in names.items() if new not in used and not new.endswith(_IGNORED)]
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: not a readable safetensors file ({error}); copy the model folder again") from error
+    names = modern_names(source)
+    if DECODER_BIAS in names and not (tied and MLM_BIAS in names):
+        names[MLM_BIAS] = names[DECODER_BIAS]
+    has_head = any(
+        is_part(wanted, "mlm") for name, _ in model.named_parameters() for wanted in hugging_face_names(name)
+    )
+    if has_head and not _decoder_is_word_table(source, names):
+        which = "the decoder of its masked-LM head is not the word table"
+        if tied:
+            report.notes.append(f"{source.path}: {which}, though config.json does not say so; the word table is used")
+        else:
+            report.notes.append(f"{source.path}: {which}, which bertsmith does not have; that head is left out")
+            skip = (*skip, "mlm")
+    taken = set()
+    for name, parameter in model.named_parameters():
+        wanted = hugging_face_names(name)
+        for their_name, piece in zip(wanted, parameter.chunk(len(wanted)), strict=True):
+            if their_name not in names or is_part(their_name, *skip):
+                report.missing.append(their_name)
+                continue
+            rows = _check_shape(source, names[their_name], their_name, tuple(piece.shape))
+            if rows > piece.shape[0] and their_name == WORD_TABLE:
+                report.notes.append(
+                    f"{source.path}: the word table has {rows:,} rows for a vocabulary of {piece.shape[0]:,}; the last "
+                    f"{rows - piece.shape[0]} are padding and were left out"
+                )
+            tensor = source.get(names[their_name])
+            if not tensor.is_floating_point():
+                _refuse(source, names[their_name], f"is of type {str(tensor.dtype).removeprefix('torch.')}; save fp32")
+            piece.copy_(tensor[: piece.shape[0]])
+            report.used.append(their_name)
+            taken.add(names[their_name])
+    report.unused = [old for new, old in names.items() if old not in taken and not new.endswith(_IGNORED)]
     return report
+
+
+def _check_shape(source: Source, name: str, modern: str, wanted: tuple[int, ...]) -> int:
+    """The tensor's rows. Raises UserError unless it has the `wanted` shape, or that of a padded word table."""
+    shape = source.shape(name)
+    if shape == wanted:
+        return wanted[0]
+    if modern in (WORD_TABLE, MLM_BIAS) and shape[1:] == wanted[1:] and len(shape) == len(wanted):
+        padding = shape[0] - wanted[0]
+        if 0 < padding < _PADDING_UNIT or (0 < padding < _MOST_PADDING and shape[0] % _PADDING_UNIT == 0):
+            return shape[0]
+        _refuse(
+            source,
+            name,
+            f"has shape {list(shape)}, that is {shape[0]:,} rows, but the configuration says vocab_size "
+            f"{wanted[0]:,}; the two do not belong together",
+        )
+    _refuse(
+        source,
+        name,
+        f"has shape {list(shape)}, the configuration asks for {list(wanted)}; the two do not belong together",
+    )
+
+
+def _refuse(source: Source, name: str, what: str) -> NoReturn:
+    raise UserError(f"{source.file(name)}: tensor {name} {what}")
+
+
+def _decoder_is_word_table(source: Source, names: Mapping[str, str]) -> bool:
+    if DECODER not in names or WORD_TABLE not in names:
+        return True
+    pair = names[DECODER], names[WORD_TABLE]
+    return source.shape(pair[0]) == source.shape(pair[1]) and torch.equal(source.get(pair[0]), source.get(pair[1]))
+
+
+def require_encoder(report: LoadReport, place: Path) -> None:
+    """Raise UserError when encoder weights are missing: nothing can be done with the rest."""
+    if absent := report.missing_from("encoder"):
+        raise UserError(f"{place}: {len(absent)} encoder tensors are missing, the first is {absent[0]}")
 
 
 def find_model(folder: str | Path) -> Path:
@@ -152,20 +203,85 @@ def find_model(folder: str | Path) -> Path:
 
 
 def read_config(folder: Path) -> tuple[BertConfig, dict[str, Any]]:
-    """The folder's BertConfig and its raw config.json. Raises UserError when there is none or it is broken."""
+    """The folder's BertConfig and its raw config.json (bert_config.json in the oldest folders).
+
+    Raises UserError when there is none, it is broken or another architecture's, or describes an encoder that the
+    folder's weights are too small for (so that nothing of that size is allocated).
+    """
     path = folder / CONFIG
-    if not path.is_file():
-        raise UserError(f"{folder}: no {CONFIG} here; name a model folder")
+    if not path.is_file() and (folder / GOOGLE_CONFIG).is_file():
+        path = folder / GOOGLE_CONFIG
+    values = read_config_file(path)
     try:
-        values = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid JSON ({error})") from error
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: holds no JSON object")
-    try:
-        return BertConfig.from_dict(values), values
+        config = BertConfig.from_dict(values)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
+    kinds = values.get("architectures")
+    if "model_type" not in values and isinstance(kinds, list) and kinds and not str(kinds[0]).startswith("Bert"):
+        raise UserError(f"{path}: architectures names {kinds[0]!r}; only BERT can be opened")
+    if values.get("is_decoder") is True:
+        raise UserError(f"{path}: is_decoder is true: each token sees those before it only; BERT's see all")
+    weights = [file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin") and file.is_file()]
+    if weights:
+        check_size(config, path, sum(file.stat().st_size for file in weights))
+    return config, values
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """The JSON object in a configuration file. Raises UserError when there is none."""
+    if not path.is_file():
+        raise UserError(f"{path.parent}: no {path.name} here; name a model folder")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8-sig"), parse_constant=_no_number)
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # json's, UnicodeDecodeError and absurdly long numbers are ValueErrors
+        raise UserError(f"{path}: not valid JSON ({error})") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: holds no JSON object")
+    return values
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number")
+
+
+def check_size(config: BertConfig, place: Path, available: int) -> None:
+    """Raise UserError for a large encoder with more parameters than its files have bytes: far more than they can hold.
+
+    Lesser differences show, tensor by tensor, when the weights are read.
+    """
+    hidden = config.hidden_size
+    rows = config.vocab_size + config.max_position_embeddings + config.type_vocab_size
+    layer = 4 * hidden * hidden + 2 * hidden * config.intermediate_size
+    wanted = rows * hidden + config.num_hidden_layers * layer
+    # a layer takes memory and time however few its parameters are
+    if max(wanted, config.num_hidden_layers * _LEAST_LAYER) > max(available, _HARMLESS):
+        raise UserError(
+            f"{place}: describes an encoder of {config.num_hidden_layers:,} layers and {wanted:,} parameters, but the "
+            f"weights beside it have {available:,} bytes; one of the two is damaged or of another model"
+        )
+
+
+def vocabulary_note(place: Path | str, entries: int, config: BertConfig) -> str | None:
+    """What is to be said where the tokenizer has fewer `entries` than the word table has rows; None where all is even.
+
+    Raises UserError when it has more: an id would lie past the table.
+    """
+    if entries > config.vocab_size:
+        raise UserError(
+            f"{place}: its tokenizer has {entries} entries, its word table {config.vocab_size}; they do not belong "
+            "together"
+        )
+    if entries == config.vocab_size:
+        return None
+    return (
+        f"{place}: its word table has {config.vocab_size:,} rows, its tokenizer {entries:,} entries; the last "
+        f"{config.vocab_size - entries} rows stand for no token"
+    )
 
 
 def load_model(folder: Path | str, next_sentence: bool = True) -> tuple[BertForPreTraining, LoadReport, dict[str, Any]]:
@@ -175,8 +291,14 @@ def load_model(folder: Path | str, next_sentence: bool = True) -> tuple[BertForP
     """
     folder = Path(folder)
     config, values = read_config(folder)
-    model = BertForPreTraining(config, next_sentence).initialize(0)
-    return model, load_folder_weights(model, folder), values
+    source = TensorSource(find_weights(folder))
+    model = BertForPreTraining(config, next_sentence)
+    report = load_weights(model, source, tied=is_tied(values))
+    if report.missing:  # drawing every weight takes longer than reading them: only where something stays drawn
+        require_encoder(report, source.path)
+        load_weights(model.initialize(0), source, tied=is_tied(values))
+    _say_notes(report)
+    return model, report, values
 
 
 def load_folder_weights(model: nn.Module, folder: Path, skip: tuple[str, ...] = ()) -> LoadReport:
@@ -185,15 +307,24 @@ def load_folder_weights(model: nn.Module, folder: Path, skip: tuple[str, ...] = 
 
     Raises UserError when there are no weights, they are broken or ill-fitting, or encoder weights are missing.
     """
-    path = folder / WEIGHTS
-    if not path.is_file():
-        found = ", ".join(sorted(p.name for p in folder.glob("*.bin"))) or "no weights"
-        raise UserError(f"{folder}: no {WEIGHTS} here (found {found}); save the model as safetensors")
-    report = load_weights(model, path, skip)
-    absent = report.missing_from("encoder")
-    if absent:
-        raise UserError(f"{path}: {len(absent)} encoder tensors are missing, the first is {absent[0]}")
+    source = TensorSource(find_weights(folder))
+    report = load_weights(model, source, skip, is_tied(read_config(folder)[1]))
+    require_encoder(report, source.path)
+    _say_notes(report)
     return report
+
+
+def is_tied(values: Mapping[str, Any]) -> bool:
+    """Whether a config.json says that the masked-LM decoder is the word table, which is the default."""
+    return values.get("tie_word_embeddings") is not False
+
+
+def _say_notes(report: LoadReport) -> None:
+    for note in report.notes:
+        say(f"note: {note}")
+
+
+# --- writing
 
 
 def save_model(folder: Path, model: BertForPreTraining, objective: str) -> None:
@@ -206,9 +337,14 @@ def save_model(folder: Path, model: BertForPreTraining, objective: str) -> None:
 
 def write_folder(folder: Path, model: nn.Module, shape: BertConfig, more: dict[str, Any]) -> None:
     """Write config.json (`shape`, and `more`, what the model's kind adds) and model.safetensors into `folder`."""
+    write_tensors(folder, to_hugging_face(model), shape, more)
+
+
+def write_tensors(folder: Path, tensors: dict[str, Tensor], shape: BertConfig, more: dict[str, Any]) -> None:
+    """As `write_folder`, from float32 tensors under transformers' names."""
     config = shape.to_dict() | {"dtype": "float32", "tie_word_embeddings": True} | more
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / CONFIG, json.dumps(config, indent=2, sort_keys=True) + "\n")
     with atomic_file(folder / WEIGHTS) as partial:
-        save_file(to_hugging_face(model), str(partial), metadata={"format": "pt"})
+        save_file(tensors, str(partial), metadata={"format": "pt"})
         shutil.copymode(folder / CONFIG, partial)  # safetensors makes files only the owner can read
