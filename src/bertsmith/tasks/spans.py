@@ -130,11 +130,7 @@ def encode_questions(
 
 
 def encode_question(
-    example: QuestionExample,
-    tokenizer: BertTokenizer,
-    options: SpanOptions,
-    report: EncodingReport,
-    train: bool,
+    example: QuestionExample, tokenizer: BertTokenizer, options: SpanOptions, report: EncodingReport, train: bool
 ) -> list[EncodedSequence]:
     """[CLS] question [SEP] context [SEP] for each window of the context: all positions; origin a `WindowOrigin`.
 
@@ -215,16 +211,14 @@ def _encode_windows(
     ends = np.minimum(starts + room, len(context.ids))
     owners = choose_windows(starts, ends)
     sequences = []
-    held = 0
     for number, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
         ids, second_segment = join_segments(tokenizer, question, context.ids[start:end])
         targets = np.zeros(2 if train else 0, dtype=np.int64)
         if answer and answer[0] >= start and answer[1] < end:
             targets[:] = np.add(answer, second_segment - start)
-            held += 1
         origin = WindowOrigin(number, start, context.offsets[start:end], _find_least_last(owners, starts, ends, number))
         sequences.append(EncodedSequence(ids, second_segment, np.arange(len(ids), dtype=np.int32), targets, origin))
-    report.note("answers_in_no_window", bool(answer) and not held)
+    report.note("answers_in_no_window", bool(answer) and not any(s.targets.any() for s in sequences))
     report.sequences += len(sequences)
     report.windowed += len(sequences) > 1
     return sequences
@@ -325,16 +319,11 @@ def _best_spans(
 
     Of spans of equal text, the best; of equal scores, the first. As many spans are ranked as it takes.
     """
-    scores, firsts, lasts = (
-        np.concatenate(parts)
-        for parts in zip(
-            *(
-                _score_spans(rows[sequence.second_segment : -1], sequence.origin, options)
-                for sequence, rows in zip(sequences, logits, strict=True)
-            ),
-            strict=True,
-        )
-    )
+    found = [
+        _score_spans(rows[sequence.second_segment : -1], sequence.origin, options)
+        for sequence, rows in zip(sequences, logits, strict=True)
+    ]
+    scores, firsts, lasts = (np.concatenate(parts) for parts in zip(*found, strict=True))
     # numbers of tokens of the context; the windows' offsets put together are its offsets
     offsets = np.empty((max(s.origin.first_token + len(s.origin.offsets) for s in sequences), 2), dtype=np.int32)
     for sequence in sequences:
@@ -364,8 +353,7 @@ def _score_spans(scores: Floats, origin: WindowOrigin, options: SpanOptions) -> 
     first = token[least < np.minimum(token + width, count), None]  # (F, 1)
     last = first + np.arange(width)  # (F, width)
     inside = (last >= least[first]) & (last < count)
-    first = np.broadcast_to(first, last.shape)[inside]
-    last = last[inside]
+    first, last = np.broadcast_to(first, last.shape)[inside], last[inside]
     return scores[first, 0] + scores[last, 1], first + origin.first_token, last + origin.first_token
 
 
@@ -392,12 +380,10 @@ def tune_null_threshold(
 ) -> tuple[float, float]:
     """The `null_threshold` that is best on labelled questions, and the mean score with it.
 
-    For each question: its `null_score`, and the score (F1, or exact match) of its best answer and of answering "".
-    That best answer is `decode_spans` with an infinite threshold. The means are those of the official script's
-    best_f1 and best_exact (evaluate-v2.0.py, find_best_thresh), which sorts once as well; questions of equal
-    `null_score` are taken together here, for no threshold can tell them apart. The threshold lies midway between the
-    last question to be answered and the next one, 1 beyond the ends, and is the lowest of equals. (0, 0) without
-    questions.
+    For each question: its `null_score`, and the score (F1 or exact match) of its best answer (`decode_spans` with an
+    infinite threshold) and of "". The mean is the official best_f1 or best_exact (evaluate-v2.0.py), but for questions
+    of equal `null_score`, which no threshold can tell apart. The threshold lies midway between the last question to be
+    answered and the next one, so that rounding turns no answer; of equally good ones it is the lowest. (0, 0) without questions.
     """
     if not len(null_scores):
         return 0.0, 0.0
@@ -411,6 +397,4 @@ def tune_null_threshold(
     below = ascending[answered - 1] if answered else min(ascending[0] - 1, np.nextafter(ascending[0], -np.inf))
     above = ascending[answered] if answered < len(ascending) else ascending[-1] + 1
     threshold = below + (above - below) / 2
-    if not below <= threshold < above:
-        threshold = below
-    return float(threshold), float(totals[answered] / len(ascending))
+    return float(threshold if threshold < above else below), float(totals[answered] / len(ascending))
