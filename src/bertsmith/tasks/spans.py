@@ -383,7 +383,7 @@ def tune_null_threshold(
     For each question: its `null_score`, and the score (F1 or exact match) of its best answer (`decode_spans` with an
     infinite threshold) and of "". The mean is the official best_f1 or best_exact (evaluate-v2.0.py), but for questions
     of equal `null_score`, which no threshold can tell apart. The threshold lies midway between the last question to be
-    answered and the next one, so that rounding turns no answer; of equally good ones it is the lowest. (0, 0) without questions.
+    answered and the next one, so that rounding turns no answer; of equals it is the lowest. (0, 0) for no questions.
     """
     if not len(null_scores):
         return 0.0, 0.0
