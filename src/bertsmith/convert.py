@@ -21,6 +21,7 @@ from bertsmith.model.names import CLASSIFIER, PARTS, SPANS, is_part
 from bertsmith.model.pickled import PYTORCH_BIN, SAFETENSORS, TensorSource, find_weights
 from bertsmith.model.task_model import ARCHITECTURES
 from bertsmith.model.weights import (
+    OBJECTIVE_KEY,
     Source,
     find_model,
     is_tied,
@@ -102,11 +103,13 @@ def convert_model(
     model = _EveryPart(origin.config, _rows(origin, names, CLASSIFIER), _rows(origin, names, SPANS))
     report = load_weights(model, origin.source, tied=origin.tied)
     require_encoder(report, origin.source.path)
+    if origin.values.get(OBJECTIVE_KEY) == "mlm":
+        notes.append(f"{source}: pooler and next-sentence head were not trained (objective mlm)")
     used = set(report.used)
     tensors = {name: tensor for name, tensor in to_hugging_face(model).items() if name in used}
     more = _describe(origin, report.used, {name: tensor.shape[0] for name, tensor in tensors.items()})
     architecture = more["architectures"][0]
-    parts = _PARTS_OF.get(architecture, tuple(PARTS))
+    parts = _PARTS_OF.get(architecture, _PARTS_OF["BertForPreTraining"])
     missing = [name for name in report.missing if is_part(name, *parts)]
     output = SPANS if architecture == ARCHITECTURES["span"] else CLASSIFIER
     if "output" in parts and output not in used:

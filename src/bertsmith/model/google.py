@@ -85,19 +85,23 @@ class GoogleCheckpoint:
                 raise UserError(f"{bundle.prefix}: {other} and {name} are two names of one tensor; save one of them")
 
     def names(self) -> list[str]:
+        """All names."""
         return list(self._places)
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape, which is not read for it."""
         stored, transposed = self._places[name]
         shape = self._bundle[stored].shape
         return shape[::-1] if transposed else shape
 
     def get(self, name: str) -> Tensor:
+        """A tensor, on the CPU, in the checkpoint's type. Raises UserError when it is damaged."""
         stored, transposed = self._places[name]
         array = self._bundle.tensor(stored)
         return torch.from_numpy(array.T if transposed else array)
 
     def file(self, name: str) -> Path:
+        """What messages call the place of a tensor."""
         return self.path
 
 
