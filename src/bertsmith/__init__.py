@@ -10,6 +10,7 @@ The functions behind the commands, imported when first used (so that `import ber
     pretrain(settings, out)                              → run folder with the finished model
     load_model(folder)                                   → BertForPreTraining, what was found in its file, config.json
     fill_masks(folder, texts)                            → tokens and probabilities for each [MASK]
+    load(folder)                                         → a model loaded once: embeds, fills, scores, predicts
 
 What the user can mend is raised as UserError; its text is the whole message.
 """
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from bertsmith.corpus.shards import open_corpus
     from bertsmith.errors import UserError
     from bertsmith.inference.fill import fill_masks
+    from bertsmith.inference.loaded import load
     from bertsmith.model.bert import BertForPreTraining
     from bertsmith.model.config import BertConfig
     from bertsmith.model.weights import load_model
@@ -41,6 +43,7 @@ _HOMES = {
     "UserError": "errors",
     "build_vocabulary": "text.vocabulary",
     "fill_masks": "inference.fill",
+    "load": "inference.loaded",
     "load_model": "model.weights",
     "load_recipe": "options",
     "load_settings": "options",
@@ -58,6 +61,7 @@ __all__ = [
     "__version__",
     "build_vocabulary",
     "fill_masks",
+    "load",
     "load_model",
     "load_recipe",
     "load_settings",

@@ -1,0 +1,123 @@
+"""`bertsmith embed`: the vectors of every row of a file, streamed: rows in = rows out, memory that of some chunks.
+
+In: texts, a row each, or sentences split into words. Out: .npy, .parquet or .safetensors, complete or not at all.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bertsmith.errors import UserError
+from bertsmith.inference.features import FeatureExtractor, Text
+from bertsmith.inference.vector_writer import find_vector_format, open_vector_writer
+from bertsmith.progress import Progress, say
+from bertsmith.storage import check_out
+from bertsmith.tasks.conll import read_conll
+from bertsmith.tasks.examples import EncodingReport
+from bertsmith.tasks.table import Table, read_list
+from bertsmith.text.documents import ReadOptions, ReadReport
+from bertsmith.text.readers import COMPRESSED_SUFFIXES, SUFFIX_KINDS
+from bertsmith.text.rows import read_rows
+
+MANY_UNKNOWN = 0.05
+_CONLL = (".conll", ".bio", ".iob")
+
+
+def check_output(input_path: str, output: Path) -> None:
+    """Raise UserError where `output` cannot be written, or is the input, which would be replaced."""
+    check_out(output)
+    if output.exists() and os.path.exists(input_path) and output.samefile(input_path):
+        raise UserError(f"{output}: is the input as well, and would be replaced; choose another --output")
+
+
+def read_text_rows(path: str, text_column: str = "text", encoding: str = "utf-8") -> Iterator[tuple[str, str]]:
+    """(`file:line`, text) of every row of a file (see text.rows), streamed; replaced bytes are said at the end."""
+    report = ReadReport()
+    for line, text in read_rows(path, ReadOptions(text_column=text_column, encoding=encoding), report):
+        yield f"{path}:{line}", text
+    if report.invalid_bytes:
+        say(f"warning: {report.invalid_bytes:,} bytes are not {encoding}, first at {report.invalid_places[0]}")
+
+
+def read_word_rows(path: str, text_column: str = "text", encoding: str = "utf-8") -> Iterator[tuple[str, Text]]:
+    """(`file:line`, words) of every row: lists of words as they are, texts still to be split at blanks.
+
+    .jsonl and .parquet hold either in the column `text`, or else `tokens`; .conll, .bio and .iob hold a word a line;
+    all else is texts. Raises UserError as their readers do, and for a cell that is neither.
+    """
+    suffixes = [suffix for suffix in Path(path).suffixes if suffix not in COMPRESSED_SUFFIXES]
+    suffix = suffixes[-1].lower() if suffixes else ""
+    if suffix in _CONLL:
+        for example in read_conll(path, labelled=False, encoding=encoding):
+            yield example.place, example.words
+    elif SUFFIX_KINDS.get(suffix) in ("jsonl", "parquet"):
+        with Table(path, encoding) as table:
+            other = text_column == "text" and "text" not in table.columns and "tokens" in table.columns
+            column = "tokens" if other else text_column
+            table.require([column])
+            for row in table.rows((), [column]):
+                value = row.cells.get(column)
+                try:
+                    yield f"{path}:{row.line}", value if isinstance(value, str) else read_list(row, column)
+                except ValueError as error:
+                    raise UserError(f"{path}:{row.line}: {error}; give a text or a list of words") from None
+    else:
+        yield from read_text_rows(path, text_column, encoding)
+
+
+def say_losses(report: EncodingReport, max_length: int) -> None:
+    """Warn of texts that were cut, and of a vocabulary that does not know them."""
+    if report.truncated:
+        say(
+            f"warning: {report.truncated:,} of {report.examples:,} texts are longer than {max_length} tokens; "
+            f"{report.truncated_tokens:,} tokens were cut"
+        )
+    unknown = report.unknown_tokens / report.tokens if report.tokens else 0.0
+    if unknown > MANY_UNKNOWN:
+        say(f"warning: {unknown:.0%} of the tokens are [UNK]: the vocabulary does not know these texts' words")
+
+
+def embed_file(
+    extractor: FeatureExtractor,
+    input_path: str,
+    output_path: str | Path,
+    text_column: str = "text",
+    encoding: str = "utf-8",
+) -> dict[str, Any]:
+    """The vectors of every row of a file, in order, written as vector_writer.py says; returns the JSON summary.
+
+    Raises UserError for an output that cannot be written and for rows that cannot be read, naming the line.
+    """
+    output, options, report = Path(output_path), extractor.options, extractor.report
+    find_vector_format(output, options.several)
+    check_output(input_path, output)
+    read = read_word_rows if options.words else read_text_rows
+    tokens = options.several and not options.words
+    begun = time.monotonic()
+    vectors = 0
+    with (
+        open_vector_writer(output, extractor.dimension, options.several, tokens) as writer,
+        Progress("embedding", None, "rows") as bar,
+    ):
+        for chunk in extractor.chunks(read(input_path, text_column, encoding)):
+            writer.write(chunk)
+            vectors += len(chunk.rows)
+            bar.advance(len(chunk.rows) if chunk.counts is None else len(chunk.counts))
+    seconds = time.monotonic() - begun
+    say_losses(report, extractor.max_length)
+    return {
+        "rows": report.examples,
+        "vectors": vectors,
+        "dimension": extractor.dimension,
+        "layers": extractor.levels,
+        "truncated": report.truncated,
+        "truncated_tokens": report.truncated_tokens,
+        "windowed": report.windowed,
+        "unknown_rate": report.as_dict()["unknown_rate"],
+        "tokens": extractor.computed_tokens,
+        "tokens_per_second": extractor.computed_tokens / seconds,
+        "seconds": seconds,
+        "output": str(output),
+    }

@@ -1,0 +1,311 @@
+"""A model folder, loaded once and used any number of times: `bertsmith.load(folder)`.
+
+What the folder holds decides what the object can do: every folder embeds, one with a masked-LM head fills and scores,
+a fine-tuned one predicts. Lists of any length go through in batches by length; results come in input order and are the
+same alone or in a batch (up to rounding, 1e-5 in fp32).
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from bertsmith.errors import UserError, one_of
+from bertsmith.hardware import PRECISIONS, choose_device, keep_freed_memory, prepare_machine
+from bertsmith.inference.encoder import Encoder, InferenceBert
+from bertsmith.inference.features import FeatureExtractor, FeatureOptions, Text
+from bertsmith.inference.fill import _batches, _encode_all, _guess
+from bertsmith.inference.predictor import predict_examples
+from bertsmith.inference.scoring import SentenceScorer
+from bertsmith.model.bert import BertForPreTraining
+from bertsmith.model.task_model import BertForTask
+from bertsmith.model.weights import OBJECTIVE_KEY, LoadReport, find_model, load_model, read_config
+from bertsmith.progress import say
+from bertsmith.tasks.examples import ChoiceExample, EncodingReport, Example, QuestionExample, TaggedExample, TextExample
+from bertsmith.tasks.model_folder import load_task_model, open_tokenizer
+from bertsmith.tasks.spec import TASK_KEY
+from bertsmith.tasks.task import Row, Task
+
+# Below this least cosine between their vectors, bf16 is not chosen although it is faster.
+LEAST_COSINE = 0.999
+_SAMPLE = (
+    "The old man the boats.",
+    "In 1998, 3.5 % of all trains between Vienna and Graz were late by more than ten minutes!",
+    "Das hätte niemand gedacht, am wenigsten die Köchin.",
+    "Elle ne savait pas encore que la lettre était arrivée la veille.",
+    "天地玄黃，宇宙洪荒。日月盈昃，辰宿列張。",
+    "Все счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива по-своему.",
+    "what is the capital of the state where the longest river of the country begins and who founded it " * 4,
+)
+_HEADS = {
+    "sequence": "is for texts",
+    "choice": "chooses between endings",
+    "token": "tags words",
+    "span": "finds answers in contexts",
+}
+
+
+def load(
+    folder: str | Path, device: str = "auto", precision: str = "auto", threads: int | None = None
+) -> "LoadedModel":
+    """Open a model folder (ours or any BERT of transformers'), or a run whose model is finished.
+
+    `precision` auto: fp32, or bf16 where the machine multiplies it faster and vectors of a few sentences measure alike
+    (LEAST_COSINE); which, is said. `threads`: PyTorch's threads on the CPU, for the whole process (None: as they are,
+    by default one a core, or OMP_NUM_THREADS).
+
+    Raises UserError for a folder that cannot be opened and for options that are not known.
+    """
+    one_of("precision", precision, ("auto", *PRECISIONS))
+    if threads is not None:
+        if threads < 1:
+            raise UserError(f"threads: {threads} is not a number from 1 up")
+        torch.set_num_threads(threads)
+    where = choose_device(device)
+    path = find_model(folder)
+    config, values = read_config(path)
+    task: Task | None = None
+    model: BertForPreTraining | BertForTask
+    if TASK_KEY in values:
+        task, model = load_task_model(path)
+        tokenizer, report = task.tokenizer, LoadReport([], [], [])
+    else:
+        tokenizer = open_tokenizer(path, config)
+        model, report, _ = load_model(path)
+    model.to(where).eval()
+    if where.type == "cpu":
+        keep_freed_memory()
+    if precision == "auto":
+        precision = "fp32"
+        machine = prepare_machine(where.type)
+        if machine.precision == "bf16":
+            cosine = _measure_cosine(model, tokenizer, where)
+            precision = "bf16" if cosine >= LEAST_COSINE else "fp32"
+            say(
+                f"{path}: computes in {precision}; bf16 is faster here, and the least cosine between its vectors and "
+                f"those of fp32 is {cosine:.5f} on {len(_SAMPLE)} sentences"
+            )
+    model.bert = InferenceBert(model.bert, PRECISIONS[precision])
+    encoder = Encoder(model.bert, tokenizer, where)
+    return LoadedModel(path, model, encoder, precision, task, _missing_parts(path, report, values, task, model))
+
+
+def _measure_cosine(model: BertForPreTraining | BertForTask, tokenizer: Any, device: torch.device) -> float:
+    """The least cosine between fp32's vectors of _SAMPLE and bf16's."""
+    both = []
+    for bert, precision in ((model.bert, "fp32"), (copy.deepcopy(model.bert), "bf16")):
+        encoder = Encoder(InferenceBert(bert, PRECISIONS[precision]), tokenizer, device)
+        extractor = FeatureExtractor(encoder, FeatureOptions(normalize=True))
+        both.append(extractor.extract(_SAMPLE, _SAMPLE).rows.astype(np.float64))
+    return float((both[0] * both[1]).sum(1).min())
+
+
+def _missing_parts(
+    path: Path, report: LoadReport, values: dict[str, Any], task: Task | None, model: BertForPreTraining | BertForTask
+) -> dict[str, str]:
+    """For each part that was never trained, what is to be said where it is asked for."""
+    if task is not None:
+        missing = {
+            "mlm": f"{path}: was fine-tuned for {task.spec.name} and has no masked-LM head; use a pre-trained model"
+        }
+        if isinstance(model.bert.pooler, torch.nn.Identity):
+            missing["pooler"] = f"{path}: was fine-tuned for {task.spec.name} and has no pooler; use pool mean or cls"
+        return missing
+    missing = {
+        "task": f"{path}: was not fine-tuned for a task, so that it has no trained output layer to predict with; run "
+        f"`bertsmith finetune TASK --model {path}` first"
+    }
+    if absent := report.missing_from("mlm"):
+        missing["mlm"] = f"{path}: has no masked-LM head ({absent[0]} is missing); use a pre-trained model"
+    objective = str(values.get(OBJECTIVE_KEY, ""))
+    if absent := report.missing_from("pooler"):
+        missing["pooler"] = f"{path}: has no pooler ({absent[0]} is missing); use pool mean or cls"
+    elif objective and "+" not in objective:  # mlm+nsp and mlm+sop are what trains it
+        missing["pooler"] = f"{path}: its pooler was not trained (objective {objective}); use pool mean or cls"
+    return missing
+
+
+class LoadedModel:
+    """What `load` returns. Methods that need a part the folder lacks raise UserError naming it.
+
+    `folder`, `precision` (fp32 or bf16), `encoder` (with `tokenizer`, `config`, `device`), `task` (None where it was
+    not fine-tuned), `why_not`: what is said where a part is missing.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        model: BertForPreTraining | BertForTask,
+        encoder: Encoder,
+        precision: str,
+        task: Task | None,
+        why_not: dict[str, str],
+    ) -> None:
+        self.folder = folder
+        self.model = model
+        self.encoder = encoder
+        self.precision = precision
+        self.task = task
+        self.why_not = why_not
+
+    def __repr__(self) -> str:
+        return f"<{self.folder}: {', '.join(self.abilities)}; {self.describe()}>"
+
+    @property
+    def abilities(self) -> tuple[str, ...]:
+        """The methods that work: embed; fill and score; predict, and answer or tag."""
+        names = ["embed"]
+        if "mlm" not in self.why_not:
+            names += ["fill", "score"]
+        if self.task is not None:
+            names += ["predict", *{"span": ["answer"], "token": ["tag"]}.get(self.task.head, [])]
+        return tuple(names)
+
+    def describe(self) -> str:
+        """Device, arithmetic and threads, for the log."""
+        threads = f", {torch.get_num_threads()} threads" if self.encoder.device.type == "cpu" else ""
+        return f"{self.encoder.device.type}, {self.precision}{threads}"
+
+    def features(self, options: FeatureOptions) -> FeatureExtractor:
+        """What makes vectors of the kind that `options` say, for as many texts as one likes."""
+        return FeatureExtractor(self.encoder, options, self.why_not.get("pooler"))
+
+    def embed(
+        self, texts: Sequence[Text], layers: str | int | Sequence[int] = -1, pool: str = "mean", **options: Any
+    ) -> npt.NDArray[np.float32] | list[npt.NDArray[np.float32]]:
+        """Vectors of `texts`: (n, d), or for `pool="none"` and `words=True` a list of (tokens or words, d).
+
+        `layers`: a level, several, or a text such as "-4:"; more `options`: see FeatureOptions. For words a text may be
+        a list of them.
+        """
+        if not isinstance(layers, str):
+            layers = ",".join(map(str, [layers] if isinstance(layers, int) else layers))
+        extractor = self.features(FeatureOptions(layers=layers, pool=pool, **options))
+        named = ((f"text {number}", text) for number, text in enumerate(_listed(texts), 1))
+        rows: list[npt.NDArray[np.float32]] = [np.zeros((0, extractor.dimension), dtype=np.float32)]
+        ragged = []
+        for chunk in extractor.chunks(named):
+            if chunk.counts is None:
+                rows.append(chunk.rows)
+            else:
+                ragged += np.split(chunk.rows, np.cumsum(chunk.counts)[:-1])
+        return ragged if extractor.options.several else np.concatenate(rows)
+
+    def fill(self, texts: Sequence[str], top: int = 5) -> list[list[list[dict[str, Any]]]]:
+        """For each text, for each of its [MASK]: the `top` tokens with their `probability`, the likeliest first.
+
+        Raises UserError naming every text that holds no [MASK] or is too long.
+        """
+        model = self._masked_model()
+        if top < 1:
+            raise UserError(f"top: {top} is not a number from 1 up")
+        tokenizer = self.encoder.tokenizer
+        rows = _encode_all(_listed(texts), None, tokenizer, self.encoder.config.max_position_embeddings)
+        return [masks for first, last in _batches(rows) for masks in _guess(model, tokenizer, rows[first:last], top)]
+
+    def score(self, texts: Sequence[str], within_word: str = "visible") -> list[Row]:
+        """For each text its pseudo-log-likelihood `pll`, `tokens` and pseudo-perplexity `pppl` (see scoring.py)."""
+        return self.scorer(within_word).score(_listed(texts))
+
+    def scorer(self, within_word: str = "visible") -> SentenceScorer:
+        """What scores sentences, counting what it cuts."""
+        return SentenceScorer(self._masked_model(), self.encoder, within_word)
+
+    def predict(self, rows: Sequence[Any]) -> list[Row]:
+        """A prediction for each row, as `bertsmith predict` writes them.
+
+        A row is what the task is about: a text or (text, text); (context, [endings]) for choices; a list of words, or
+        a text to be split at blanks, for tags; (question, context) for answers. Raises UserError for rows of another
+        kind, naming the first.
+        """
+        task, model = self._task_model()
+        make = _MAKERS[task.head]
+        examples = [make(f"row {number}", row) for number, row in enumerate(_listed(rows), 1)]
+        report = EncodingReport()
+        predicted = predict_examples(task, model, examples, self.encoder.device, report)
+        results = [row for _, predictions in predicted for row in predictions]
+        if report.truncated:
+            say(f"warning: {report.truncated:,} of {len(results):,} rows, longer than {task.spec.max_length} tokens, "
+                "were cut")  # fmt: skip
+        return results
+
+    def answer(self, question: str, context: str) -> Row:
+        """The answer to one question, with where it stands in `context` (`start`, `end`) and the n best."""
+        self._task_model("span")
+        return self.predict([(question, context)])[0]
+
+    def tag(self, sentences: Sequence[Text]) -> list[list[str]]:
+        """A tag for every word of each sentence: a list of words, or a text to be split at blanks."""
+        self._task_model("token")
+        return [row["tags"] for row in self.predict(sentences)]
+
+    def _masked_model(self) -> BertForPreTraining:
+        if "mlm" in self.why_not:
+            raise UserError(self.why_not["mlm"])
+        assert isinstance(self.model, BertForPreTraining)
+        return self.model
+
+    def _task_model(self, head: str | None = None) -> tuple[Task, BertForTask]:
+        if self.task is None:
+            raise UserError(self.why_not["task"])
+        if head is not None and self.task.head != head:
+            raise UserError(
+                f"{self.folder}: was fine-tuned for {self.task.spec.name}, which {_HEADS[self.task.head]}; a model "
+                f"that {_HEADS[head]} is needed"
+            )
+        assert isinstance(self.model, BertForTask)
+        return self.task, self.model
+
+
+def _listed(texts: Sequence[Any]) -> list[Any]:
+    """A single text is a slip: its characters would be texts."""
+    if isinstance(texts, str):
+        raise UserError("texts: give a list of texts, not one text")
+    return list(texts)
+
+
+def _text_example(place: str, row: Any) -> Example:
+    if isinstance(row, str):
+        return TextExample(place, place, row, None, None)
+    if _are_texts(row, 2):
+        return TextExample(place, place, row[0], row[1], None)
+    raise UserError(f"{place}: give a text, or a pair of texts")
+
+
+def _choice_example(place: str, row: Any) -> Example:
+    if isinstance(row, list | tuple) and len(row) == 2 and isinstance(row[0], str) and _are_texts(row[1]):
+        return ChoiceExample(place, place, row[0], tuple(row[1]), None)
+    raise UserError(f"{place}: give (context, [ending, …])")
+
+
+def _tagged_example(place: str, row: Any) -> Example:
+    if isinstance(row, str):
+        row = row.split()
+    if _are_texts(row):
+        return TaggedExample(place, place, tuple(row), None)
+    raise UserError(f"{place}: give a list of words, or a text")
+
+
+def _question_example(place: str, row: Any) -> Example:
+    if _are_texts(row, 2):
+        return QuestionExample(place, place, row[0], row[1], None)
+    raise UserError(f"{place}: give (question, context)")
+
+
+def _are_texts(row: Any, count: int | None = None) -> bool:
+    """Whether `row` is a list of `count` texts (None: any number)."""
+    if not isinstance(row, list | tuple) or (count is not None and len(row) != count):
+        return False
+    return all(isinstance(text, str) for text in row)
+
+
+_MAKERS: dict[str, Callable[[str, Any], Example]] = {
+    "sequence": _text_example,
+    "choice": _choice_example,
+    "token": _tagged_example,
+    "span": _question_example,
+}

@@ -1,0 +1,241 @@
+"""Pseudo-log-likelihood of sentences by a masked language model (Salazar et al. 2020, section 2), and minimal pairs.
+
+Each token of a sentence is masked in turn and the log-probability (natural) of what stood there is taken; their sum is
+the sentence's PLL, exp(-PLL / tokens) its pseudo-perplexity. [CLS] and [SEP] are seen and not scored.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bertsmith.errors import UserError, one_of
+from bertsmith.inference.embed import check_output, read_text_rows, say_losses
+from bertsmith.inference.encoder import Encoder, Sequences, pack_sequences, ranges
+from bertsmith.inference.features import split_chunks
+from bertsmith.inference.row_writer import find_ending, open_row_writer
+from bertsmith.model.bert import BertForPreTraining
+from bertsmith.model.heads import ROWS_AT_ONCE
+from bertsmith.progress import Progress
+from bertsmith.tasks.batches import group_by_tokens
+from bertsmith.tasks.examples import EncodingReport
+from bertsmith.tasks.table import Problems, Table, read_text
+
+Row = dict[str, Any]
+Pair = tuple[str, str]
+
+WITHIN_WORD = ("visible", "mask")
+PAIR_COLUMNS = (("sentence_good", "sentence_bad"), ("good", "bad"))
+"""Names of the columns of minimal pairs where none are given: BLiMP's, and plain ones."""
+# a token is a copy of its sentence: so many characters of text at a time bound the copies that are planned at once
+_CHARACTERS_AT_ONCE = 200_000
+
+
+class SentenceScorer:
+    """Texts → scores. `encoder.bert` is `model.bert`.
+
+    `within_word`: while a piece of a word is masked, the pieces after it in the word are "visible", as in Salazar et
+    al., or masked too ("mask": PLL-word-l2r of Kauf & Ivanova 2023, which does not overrate long rare words).
+    Sentences longer than the model takes are cut, and counted in `report`.
+    """
+
+    def __init__(self, model: BertForPreTraining, encoder: Encoder, within_word: str = "visible") -> None:
+        one_of("within_word", within_word, WITHIN_WORD)
+        self.model = model
+        self.encoder = encoder
+        self.mask_words = within_word == "mask"
+        self.report = EncodingReport()
+
+    def score(self, texts: Sequence[str]) -> list[Row]:
+        """For each text its `pll`, its `tokens` and its `pppl` (None where there is no token), in order."""
+        chunks = split_chunks((("", text) for text in texts), _CHARACTERS_AT_ONCE)
+        return [row for chunk in chunks for row in self._score_some([str(text) for _, text in chunk])]
+
+    def _score_some(self, texts: Sequence[str]) -> Iterator[Row]:
+        """All copies of these texts are planned at once."""
+        sequences = self._encode(texts)
+        lengths = sequences.lengths - 2
+        owners = np.repeat(np.arange(len(texts)), lengths)  # (C,): the sentence of each copy
+        places = ranges(np.ones_like(lengths), lengths)  # (C,): its scored token, counted from [CLS]
+        masked = np.ones_like(places)  # (C,): tokens masked from there on
+        if self.mask_words:
+            begins = np.flatnonzero(~self.encoder.tokenizer.continuation[sequences.token_ids])
+            scored = sequences.starts[owners] + places
+            masked = begins[np.searchsorted(begins, scored, side="right")] - scored
+        sums = np.zeros(len(texts))
+        for group in group_by_tokens(sequences.lengths[owners].tolist(), self.encoder.tokens_at_once):
+            chosen = np.array(group)
+            scores = self._log_probabilities(sequences, owners[chosen], places[chosen], masked[chosen])
+            np.add.at(sums, owners[chosen], scores.double().cpu().numpy())
+        for total, tokens in zip(sums.tolist(), lengths.tolist(), strict=True):
+            yield {"pll": total, "tokens": tokens, "pppl": _perplexity(total, tokens)}
+
+    def _encode(self, texts: Sequence[str]) -> Sequences:
+        tokenizer, report, room = self.encoder.tokenizer, self.report, self.encoder.max_length - 2
+        flat, counts = tokenizer.encode_flat(texts)
+        kept = np.minimum(counts, room)
+        report.examples += len(texts)
+        report.tokens += len(flat)
+        report.unknown_tokens += int(np.count_nonzero(flat == tokenizer.unk_id))
+        report.truncated += int(np.count_nonzero(counts > room))
+        report.truncated_tokens += int((counts - kept).sum())
+        return Sequences.frame(tokenizer, flat, np.cumsum(counts) - counts, kept)
+
+    @torch.inference_mode()
+    def _log_probabilities(
+        self,
+        sequences: Sequences,
+        owners: npt.NDArray[Any],
+        places: npt.NDArray[Any],
+        masked: npt.NDArray[Any],
+    ) -> Tensor:
+        """(c,) float32: for each of c copies the log-probability of the token at its place, which is masked."""
+        batch = pack_sequences(sequences, owners, self.encoder.device)
+        wanted = batch.starts[:-1] + places
+        rows = torch.from_numpy(wanted).to(self.encoder.device)
+        labels = batch.token_ids[rows]
+        hidden_places = torch.from_numpy(ranges(wanted, masked)).to(self.encoder.device)
+        batch.token_ids[hidden_places] = self.encoder.tokenizer.mask_id
+        hidden = self.model.mlm_head(self.model.bert(*batch.inputs(), rows=rows)).float()  # (c, H)
+        known = self.encoder.tokenizer.vocab_size  # rows of a padded word table are no tokens
+        table, bias = self.model.bert.embeddings.word[:known], self.model.mlm_head.bias[:known]
+        losses = [
+            F.cross_entropy(F.linear(part, table, bias), label, reduction="none")
+            for part, label in zip(hidden.split(ROWS_AT_ONCE), labels.split(ROWS_AT_ONCE), strict=True)
+        ]
+        return -torch.cat(losses)
+
+
+def _perplexity(pll: float, tokens: int) -> float | None:
+    if not tokens:
+        return None
+    mean = -pll / tokens
+    return math.exp(mean) if mean < 700 else math.inf
+
+
+def score_file(
+    scorer: SentenceScorer,
+    input_path: str,
+    output_path: str | Path | None = None,
+    text_column: str = "text",
+    encoding: str = "utf-8",
+) -> dict[str, Any]:
+    """Score every row of a file; the rows of `SentenceScorer.score` are written in order, where an output is named.
+
+    Returns the JSON summary: `pll_mean` is over sentences, `pppl` over all tokens of the file. Raises UserError for
+    rows that cannot be read, naming the line, and an output that cannot be written.
+    """
+    begun = time.monotonic()
+    rows, total, tokens = 0, 0.0, 0
+    with _open_output(input_path, output_path) as write:
+        for chunk in split_chunks(read_text_rows(input_path, text_column, encoding), _CHARACTERS_AT_ONCE):
+            scores = scorer.score([str(text) for _, text in chunk])
+            write(scores)
+            rows += len(scores)
+            total += sum(row["pll"] for row in scores)
+            tokens += sum(row["tokens"] for row in scores)
+    figures = {"pll_mean": total / rows if rows else None, "pppl": _perplexity(total, tokens)}
+    return _summary(scorer, rows, figures, begun, output_path)
+
+
+def score_pairs_file(
+    scorer: SentenceScorer,
+    input_path: str,
+    output_path: str | Path | None = None,
+    good_column: str | None = None,
+    bad_column: str | None = None,
+    encoding: str = "utf-8",
+) -> dict[str, Any]:
+    """Score a table of minimal pairs: how often has the acceptable sentence the higher PLL (Salazar et al., section 4)?
+
+    Columns not named are those of PAIR_COLUMNS. Rows written: good_pll, bad_pll, good_tokens, bad_tokens, correct. A
+    pair of equal PLLs is not correct and counted in `ties`. Raises UserError as `score_file`.
+    """
+    begun = time.monotonic()
+    rows = correct = ties = 0
+    with _open_output(input_path, output_path) as write:
+        for chunk in split_chunks(_read_pairs(input_path, good_column, bad_column, encoding), _CHARACTERS_AT_ONCE):
+            scores = scorer.score([sentence for _, pair in chunk for sentence in pair])
+            results = [
+                {
+                    "good_pll": good["pll"],
+                    "bad_pll": bad["pll"],
+                    "good_tokens": good["tokens"],
+                    "bad_tokens": bad["tokens"],
+                    "correct": good["pll"] > bad["pll"],
+                }
+                for good, bad in zip(scores[::2], scores[1::2], strict=True)
+            ]
+            write(results)
+            rows += len(results)
+            correct += sum(row["correct"] for row in results)
+            ties += sum(row["good_pll"] == row["bad_pll"] for row in results)
+    figures = {"accuracy": correct / rows if rows else None, "ties": ties}
+    return _summary(scorer, rows, figures, begun, output_path)
+
+
+@contextlib.contextmanager
+def _open_output(input_path: str, output_path: str | Path | None) -> Iterator[Callable[[Sequence[Row]], None]]:
+    """Yield what takes rows: it writes them, where an output is named, and moves the bar."""
+    with contextlib.ExitStack() as stack:
+        writer = None
+        if output_path is not None:
+            find_ending(Path(output_path))
+            check_output(input_path, Path(output_path))
+            writer = stack.enter_context(open_row_writer(Path(output_path)))
+        bar = stack.enter_context(Progress("scoring", None, "rows"))
+
+        def write(rows: Sequence[Row]) -> None:
+            if writer is not None:
+                writer.write(rows)
+            bar.advance(len(rows))
+
+        yield write
+
+
+def _summary(
+    scorer: SentenceScorer, rows: int, figures: dict[str, Any], begun: float, output_path: str | Path | None
+) -> dict[str, Any]:
+    report = scorer.report
+    say_losses(report, scorer.encoder.max_length)
+    return {
+        "rows": rows,
+        "tokens": report.tokens - report.truncated_tokens,
+        **figures,
+        "truncated": report.truncated,
+        "truncated_tokens": report.truncated_tokens,
+        "unknown_rate": report.as_dict()["unknown_rate"],
+        "seconds": time.monotonic() - begun,
+        "output": None if output_path is None else str(output_path),
+    }
+
+
+def _read_pairs(path: str, good: str | None, bad: str | None, encoding: str) -> Iterator[tuple[str, Pair]]:
+    """(`file:line`, (acceptable, unacceptable) sentence) of every row."""
+    problems = Problems("every row needs two sentences")
+    with Table(path, encoding) as table:
+        default = next((pair for pair in PAIR_COLUMNS if set(pair) <= set(table.columns)), PAIR_COLUMNS[0])
+        columns = [good or default[0], bad or default[1]]
+        if missing := [name for name in columns if name not in table.columns]:
+            raise UserError(
+                f"{path}: no column {' and no '.join(map(repr, missing))}; name yours with --good-column and "
+                "--bad-column"
+            )
+        for row in table.rows((), columns):
+            place = f"{path}:{row.line}"
+            try:
+                pair = read_text(row, columns[0], False), read_text(row, columns[1], False)
+            except ValueError as error:
+                problems.add(place, str(error))
+                continue
+            if not problems:
+                yield place, pair
+    problems.check()

@@ -1,0 +1,46 @@
+"""A small random BERT with a vocabulary that has an entry for every letter: encoders and folders made in no time."""
+
+import string
+from pathlib import Path
+
+import torch
+
+from bertsmith.inference.encoder import Encoder, InferenceBert
+from bertsmith.model.bert import BertForPreTraining, BertModel, initialize_parameters
+from bertsmith.model.config import BertConfig
+from bertsmith.model.weights import save_model
+from bertsmith.text.tokenizer import BertTokenizer
+
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "dog", "runs", "sees", "old", "new", "house", "river", "because"]
+TOKENS = [
+    *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
+    *dict.fromkeys([*WORDS, *string.ascii_lowercase, *string.digits, *".,!?-[]"]),
+    *(f"##{letter}" for letter in string.ascii_lowercase),
+    *("##ing", "##er"),
+]
+SMALL = BertConfig(
+    vocab_size=len(TOKENS) + 3,  # padded
+    hidden_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=3,
+    intermediate_size=96,
+    max_position_embeddings=512,
+    initializer_range=0.2,
+)
+
+
+def make_bert(seed: int = 0) -> BertModel:
+    model = BertModel(SMALL)
+    initialize_parameters(model, SMALL.initializer_range, seed)
+    return model
+
+
+def make_encoder(dtype: torch.dtype = torch.float32) -> Encoder:
+    return Encoder(InferenceBert(make_bert(), dtype), BertTokenizer(TOKENS), torch.device("cpu"))
+
+
+def save_pretrained(folder: Path, objective: str = "mlm+nsp") -> Path:
+    """A folder with both pre-training heads."""
+    save_model(folder, BertForPreTraining(SMALL).initialize(0), objective)
+    BertTokenizer(TOKENS).save(folder)
+    return folder

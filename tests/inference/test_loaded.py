@@ -1,0 +1,304 @@
+"""A folder loaded once: what it holds decides what can be done; alone or in a batch the same; no second load."""
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small_models import SMALL, TOKENS, save_pretrained
+
+import bertsmith
+from bertsmith.errors import UserError
+from bertsmith.hardware import Machine
+from bertsmith.inference import loaded
+from bertsmith.inference.fill import fill_masks
+from bertsmith.inference.loaded import LoadedModel, load
+from bertsmith.inference.predict import predict_file
+from bertsmith.model.task_model import BertForTask
+from bertsmith.tasks.model_folder import save_task_model
+from bertsmith.tasks.registry import make_task
+from bertsmith.tasks.spec import TaskSpec
+from bertsmith.text.tokenizer import BertTokenizer
+
+TEXTS = ["the cat sat on a mat.", "", "running, seer!", "a", "the old house " * 30, "old new"]
+SPECS = {
+    "classify": TaskSpec("classify", 64, ("bad", "good")),
+    "pairs": TaskSpec("pairs", 64, ("no", "yes")),
+    "regress": TaskSpec("regress", 64),
+    "choice": TaskSpec("choice", 64),
+    "ner": TaskSpec("ner", 16, ("O", "B-PER", "I-PER")),
+    "squad2": TaskSpec("squad2", 48, stride=16, max_question=16),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A pre-trained folder, an encoder without heads and a fine-tuned one of each kind, all of random weights."""
+    folder = tmp_path_factory.mktemp("folders")
+    made = {"pretrained": save_pretrained(folder / "pretrained"), "encoder": save_pretrained(folder / "encoder")}
+    weights = made["encoder"] / "model.safetensors"
+    kept = {name: tensor for name, tensor in load_file(weights).items() if not name.startswith(("cls.", "bert.pool"))}
+    save_file(kept, weights, metadata={"format": "pt"})
+    for name, spec in SPECS.items():
+        task = make_task(spec, BertTokenizer(TOKENS))
+        save_task_model(folder / name, BertForTask(SMALL, task.head, task.outputs).initialize(1), task)
+        made[name] = folder / name
+    return made
+
+
+@pytest.fixture(scope="module")
+def models(folders: dict[str, Path]) -> dict[str, LoadedModel]:
+    return {name: load(folder, precision="fp32") for name, folder in folders.items()}
+
+
+def test_what_a_folder_holds_decides_what_it_can_do(models: dict[str, LoadedModel]) -> None:
+    assert {name: model.abilities for name, model in models.items()} == {
+        "pretrained": ("embed", "fill", "score"),
+        "encoder": ("embed",),
+        "classify": ("embed", "predict"),
+        "pairs": ("embed", "predict"),
+        "regress": ("embed", "predict"),
+        "choice": ("embed", "predict"),
+        "ner": ("embed", "predict", "tag"),
+        "squad2": ("embed", "predict", "answer"),
+    }
+    assert "squad2: embed, predict, answer; cpu, fp32," in repr(models["squad2"])
+    for model in models.values():
+        assert np.shape(model.embed(TEXTS)) == (len(TEXTS), SMALL.hidden_size)
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "message"),
+    [
+        (
+            "encoder",
+            lambda m: m.fill(["a [MASK]"]),
+            r"encoder: has no masked-LM head \(cls\.predictions\.\S+ is missing",
+        ),
+        ("encoder", lambda m: m.score(["a"]), r"encoder: has no masked-LM head"),
+        ("encoder", lambda m: m.embed(["a"], pool="pooler"), r"encoder: has no pooler \(bert\.pooler"),
+        ("ner", lambda m: m.embed(["a"], pool="pooler"), r"ner: was fine-tuned for ner and has no pooler"),
+        ("classify", lambda m: m.score(["a"]), r"was fine-tuned for classify and has no masked-LM head; use a pre-tr"),
+        ("pretrained", lambda m: m.predict(["a"]), r"was not fine-tuned for a task.*`bertsmith finetune TASK --model"),
+        ("pretrained", lambda m: m.answer("a", "b"), r"was not fine-tuned for a task"),
+        (
+            "classify",
+            lambda m: m.answer("a", "b"),
+            r"for classify, which is for texts; a model that finds answers",
+        ),
+        ("squad2", lambda m: m.tag(["a"]), r"for squad2, which finds answers in contexts; a model that tags words is"),
+    ],
+)
+def test_a_part_that_was_never_trained_is_refused_by_name(
+    models: dict[str, LoadedModel], name: str, call: Any, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        call(models[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "message"),
+    [
+        ("classify", ["a", 3], "row 2: give a text, or a pair of texts"),
+        ("classify", [("a", "b", "c")], "row 1: give a text, or a pair"),
+        ("choice", [("a", "b")], r"row 1: give \(context, \[ending, …\]\)"),
+        ("ner", [["a", None]], "row 1: give a list of words"),
+        ("squad2", ["what?"], r"row 1: give \(question, context\)"),
+        ("classify", "one text", "texts: give a list of texts, not one text"),
+    ],
+)
+def test_rows_of_another_kind_are_refused(models: dict[str, LoadedModel], name: str, rows: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        models[name].predict(rows)
+    if isinstance(rows, str):
+        with pytest.raises(UserError, match=message):
+            models[name].embed(rows)
+
+
+def test_an_untrained_pooler_is_refused(tmp_path: Path, models: dict[str, LoadedModel]) -> None:
+    assert models["pretrained"].embed(["a"], pool="pooler").shape == (1, 48)
+    model = load(save_pretrained(tmp_path, "mlm"), precision="fp32")
+    with pytest.raises(UserError, match=r"its pooler was not trained \(objective mlm\); use pool mean or cls"):
+        model.embed(["a"], pool="pooler")
+
+
+ROWS = {
+    "classify": (TEXTS, [{"text": text} for text in TEXTS]),
+    "pairs": (
+        [("the cat", text) for text in TEXTS],
+        [{"sentence1": "the cat", "sentence2": text} for text in TEXTS],
+    ),
+    "regress": (TEXTS, [{"text": text} for text in TEXTS]),
+    "ner": ([text.split() for text in TEXTS], [{"tokens": text.split()} for text in TEXTS]),
+    "squad2": (
+        [("cat?", text) for text in TEXTS],
+        [{"id": f"row {n}", "question": "cat?", "context": text} for n, text in enumerate(TEXTS, 1)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_predictions_are_those_of_the_command(
+    name: str, folders: dict[str, Path], models: dict[str, LoadedModel], tmp_path: Path
+) -> None:
+    rows, written = ROWS[name]
+    path = tmp_path / "x.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in written), encoding="utf-8")
+    predict_file(folders[name], str(path), tmp_path / "y.jsonl", precision="fp32")
+    expected = [json.loads(line) for line in (tmp_path / "y.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert_alike(models[name].predict(rows), expected)
+    for number, row in enumerate(rows):  # alone as in a batch
+        alone = {key: value for key, value in expected[number].items() if key != "id"}
+        assert_alike(models[name].predict([row]), [alone])
+
+
+def assert_alike(found: Any, expected: Any) -> None:
+    """The same values, numbers within 1e-5 (what is written is rounded nowhere)."""
+    if isinstance(expected, dict):
+        for key, value in expected.items():
+            assert_alike(found[key], value)
+    elif isinstance(expected, list | tuple):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_alike(one, other)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, abs=1e-5)
+    else:
+        assert found == expected
+
+
+def test_choices(models: dict[str, LoadedModel]) -> None:
+    rows = [("the cat", ["sat", "runs", "a mat"]), ("a dog", ["old", "new"])]
+    together = models["choice"].predict(rows)
+    assert [len(row["scores"]) for row in together] == [3, 2]
+    for row, expected in zip(rows, together, strict=True):
+        assert_alike(models["choice"].predict([row]), [expected])
+
+
+def test_answer_and_tag(models: dict[str, LoadedModel]) -> None:
+    context = "the old cat sat on a mat because the house runs"
+    answer = models["squad2"].answer("cat?", context)
+    assert answer["answer"] == context[answer["start"] : answer["end"]] or answer["start"] in (-1, None)
+    assert answer == models["squad2"].predict([("cat?", context)])[0]
+    sentences = ["the cat sat", ["a", "b12", "\U000fe4fa"], [], "old " * 40]
+    tags = models["ner"].tag(sentences)
+    assert [len(each) for each in tags] == [3, 3, 0, 40]
+    assert {tag for each in tags for tag in each} <= {"O", "B-PER", "I-PER"}
+
+
+def test_fill_gives_what_the_command_gives(folders: dict[str, Path], models: dict[str, LoadedModel]) -> None:
+    texts = ["the [MASK] sat", "[MASK] [MASK]", "the cat " * 50 + "[MASK]"]
+    expected = [row["masks"] for row in fill_masks(folders["pretrained"], texts, top=3)["texts"]]
+    found = models["pretrained"].fill(texts, top=3)
+    assert_alike(found, expected)
+    for text, masks in zip(texts, found, strict=True):
+        assert_alike(models["pretrained"].fill([text], top=3), [masks])
+    with pytest.raises(UserError, match="text 2: holds no"):
+        models["pretrained"].fill(["a [MASK]", "b"])
+    with pytest.raises(UserError, match="top: 0 is not a number from 1 up"):
+        models["pretrained"].fill(["a [MASK]"], top=0)
+
+
+def test_embed_takes_layers_in_every_form(models: dict[str, LoadedModel]) -> None:
+    model = models["pretrained"]
+    np.testing.assert_array_equal(model.embed(TEXTS, -1), model.embed(TEXTS, "-1"))
+    np.testing.assert_array_equal(model.embed(TEXTS, [2, 3]), model.embed(TEXTS, "2:"))
+    np.testing.assert_array_equal(model.embed(TEXTS, range(2, 4)), model.embed(TEXTS, "-2,-1"))
+    assert model.embed([]).shape == (0, 48)
+    assert model.embed([], pool="none") == []
+    assert [len(rows) for rows in model.embed([["a", "cat"], "the old dog", ""], words=True)] == [2, 3, 0]
+    assert [len(rows) for rows in model.embed(["a cat", ""], pool="none")] == [4, 2]
+
+
+def test_the_second_call_takes_less_than_a_tenth_of_the_first(minilm: LoadedModel) -> None:
+    begun = time.perf_counter()
+    model = load(minilm.folder, precision="fp32")
+    model.embed(["the cat"])
+    first = time.perf_counter() - begun
+    later = []
+    for _ in range(5):
+        begun = time.perf_counter()
+        model.embed(["the cat"])
+        later.append(time.perf_counter() - begun)
+    assert min(later) < first / 10
+
+
+def test_nothing_is_read_again(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(folders["pretrained"], folder)
+    model = load(folder, precision="fp32")
+    shutil.rmtree(folder)
+    assert model.embed(["the cat"]).shape == (1, 48)
+    assert model.score(["the cat"])[0]["tokens"] == 2
+    assert len(model.fill(["the [MASK]"])) == 1
+
+
+def test_threads_are_those_asked_for(folders: dict[str, Path]) -> None:
+    before = torch.get_num_threads()
+    try:
+        model = load(folders["encoder"], precision="fp32", threads=3)
+        assert torch.get_num_threads() == 3
+        assert model.describe() == "cpu, fp32, 3 threads"
+        load(folders["encoder"], precision="fp32")
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    with pytest.raises(UserError, match="threads: 0 is not a number from 1 up"):
+        load(folders["encoder"], threads=0)
+
+
+@pytest.mark.parametrize(
+    ("fastest", "least", "chosen"), [("fp32", 0.999, "fp32"), ("bf16", 0.9, "bf16"), ("bf16", 1.1, "fp32")]
+)
+def test_bf16_is_chosen_where_it_is_faster_and_measures_alike(
+    fastest: str,
+    least: float,
+    chosen: str,
+    folders: dict[str, Path],
+    models: dict[str, LoadedModel],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    machine = Machine(torch.device("cpu"), fastest, 2e11, 1e11)
+    monkeypatch.setattr(loaded, "prepare_machine", lambda device: machine)
+    monkeypatch.setattr(loaded, "LEAST_COSINE", least)
+    model = load(folders["pretrained"])
+    assert model.precision == chosen
+    said = capsys.readouterr().err
+    assert ("least cosine" in said) == (fastest == "bf16")
+    if fastest == "bf16":
+        assert f"computes in {chosen}" in said
+    exact, found = models["pretrained"].embed(TEXTS), model.embed(TEXTS)
+    if chosen == "fp32":  # the measurement has not rounded the weights
+        np.testing.assert_allclose(found, exact, rtol=0, atol=1e-5)
+    else:
+        assert np.abs(found - exact).max() > 1e-4
+        assert model.encoder.bert.encoder.layer[0].qkv.weight.dtype == torch.bfloat16
+
+
+def test_bf16_on_request(folders: dict[str, Path], models: dict[str, LoadedModel]) -> None:
+    for name in ("pretrained", "classify"):
+        model = load(folders[name], precision="bf16")
+        assert model.precision == "bf16"
+        one, other = model.embed(TEXTS, normalize=True), models[name].embed(TEXTS, normalize=True)
+        assert 0.99 < (one * other).sum(1).min() < 1 - 1e-7
+    (row,), (exact,) = (m.predict(["the cat"]) for m in (model, models["classify"]))
+    assert row["scores"]["good"] == pytest.approx(exact["scores"]["good"], abs=0.05)
+
+
+def test_unknown_options_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="precision: 'fp16' is not known; use one of auto, bf16, fp32"):
+        load(folders["encoder"], precision="fp16")
+    with pytest.raises(UserError, match="device: 'tpu' is not known"):
+        load(folders["encoder"], device="tpu")
+    with pytest.raises(UserError, match=r"no config\.json here"):
+        load(tmp_path)
+
+
+def test_it_is_part_of_the_package(folders: dict[str, Path]) -> None:
+    assert bertsmith.load(folders["encoder"], precision="fp32").abilities == ("embed",)

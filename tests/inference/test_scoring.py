@@ -1,0 +1,145 @@
+"""Pseudo-log-likelihood: each token masked in turn, as transformers computes it; minimal pairs; cuts are counted."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from small_models import TOKENS, save_pretrained
+
+from bertsmith.errors import UserError
+from bertsmith.inference.loaded import LoadedModel, load
+from bertsmith.inference.scoring import score_file, score_pairs_file
+
+TEXTS = ["the cat sat on a mat.", "", "running, seer!", "a", "the old house because", "zzz the"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load(save_pretrained(tmp_path_factory.mktemp("pretrained")), precision="fp32")
+
+
+def naive_pll(model: LoadedModel, text: str, within_word: str = "visible") -> float:
+    """By transformers, one copy of the sentence at a time."""
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(model.folder).eval()
+    tokenizer = model.encoder.tokenizer
+    ids = [tokenizer.cls_id, *tokenizer.encode_ids([text])[0], tokenizer.sep_id]
+    total = 0.0
+    for place in range(1, len(ids) - 1):
+        masked = list(ids)
+        masked[place] = tokenizer.mask_id
+        after = place + 1
+        while within_word == "mask" and TOKENS[ids[after]].startswith("##"):
+            masked[after] = tokenizer.mask_id
+            after += 1
+        with torch.inference_mode():
+            logits = theirs(torch.tensor([masked])).logits[0, place, : len(TOKENS)]  # the rest is padding
+        total += float(logits.log_softmax(-1)[ids[place]])
+    return total
+
+
+@pytest.mark.parametrize("within_word", ["visible", "mask"])
+def test_scores_are_those_of_masking_each_token(model: LoadedModel, within_word: str) -> None:
+    for text, row in zip(TEXTS, model.score(TEXTS, within_word), strict=True):
+        assert row["pll"] == pytest.approx(naive_pll(model, text, within_word), abs=1e-4)
+        assert row["tokens"] == len(model.encoder.tokenizer.encode_ids([text])[0])
+        if text:
+            assert row["pppl"] == pytest.approx(math.exp(-row["pll"] / row["tokens"]))
+        else:
+            assert row == {"pll": 0.0, "tokens": 0, "pppl": None}
+
+
+def test_the_pieces_of_a_word_tell_each_other(model: LoadedModel) -> None:
+    visible, masked = (model.score(["the zzz cat", "the cat"], how) for how in ("visible", "mask"))
+    assert visible[0]["pll"] != pytest.approx(masked[0]["pll"], abs=1e-3)  # z ##z ##z
+    assert visible[1]["pll"] == pytest.approx(masked[1]["pll"], abs=1e-5)  # words of one piece each
+
+
+def test_alone_or_in_a_batch_the_same(model: LoadedModel) -> None:
+    texts = [f"{'the cat ' * (n % 9)}sat {'on a mat ' * (5 * n % 7)}" for n in range(30)]
+    together = model.score(texts)
+    for n in range(0, 30, 6):
+        (alone,) = model.score([texts[n]])
+        assert alone["pll"] == pytest.approx(together[n]["pll"], abs=1e-5 * max(1, alone["tokens"]))
+
+
+def test_a_longer_sentence_is_cut_and_counted(model: LoadedModel) -> None:
+    scorer = model.scorer()
+    scorer.encoder.max_length, before = 20, scorer.encoder.max_length
+    try:
+        rows = scorer.score(["the cat", "the " * 100, "cat " * 18])
+    finally:
+        scorer.encoder.max_length = before
+    assert [row["tokens"] for row in rows] == [2, 18, 18]
+    assert (scorer.report.truncated, scorer.report.truncated_tokens) == (1, 82)
+
+
+def test_a_file_is_scored_row_by_row(model: LoadedModel, tmp_path: Path) -> None:
+    source, out = tmp_path / "x.txt", tmp_path / "scores.jsonl"
+    source.write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
+    summary = score_file(model.scorer(), str(source), out)
+    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    expected = model.score(TEXTS)
+    assert [row["tokens"] for row in rows] == [row["tokens"] for row in expected]
+    assert [row["pll"] for row in rows] == pytest.approx([row["pll"] for row in expected], abs=1e-4)
+    total, tokens = sum(row["pll"] for row in rows), sum(row["tokens"] for row in rows)
+    assert summary["rows"] == len(TEXTS)
+    assert summary["tokens"] == tokens
+    assert summary["pll_mean"] == pytest.approx(total / len(TEXTS))
+    assert summary["pppl"] == pytest.approx(math.exp(-total / tokens))
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "flags"),
+    [
+        ("blimp.jsonl", ("sentence_good", "sentence_bad"), {}),
+        ("x.csv", ("good", "bad"), {}),
+        ("x.tsv", ("right", "wrong"), {"good_column": "right", "bad_column": "wrong"}),
+    ],
+)
+def test_minimal_pairs(model: LoadedModel, tmp_path: Path, name: str, columns: tuple[str, str], flags: dict) -> None:
+    pairs = [("the cat sat", "the cats sat"), ("a mat", "mat a"), ("dog runs", "dog runs"), ("old house", "house old")]
+    lines = [json.dumps(dict(zip(columns, pair, strict=True), UID="x")) for pair in pairs]
+    if not name.endswith("jsonl"):
+        lines = [",\t"[name.endswith("tsv")].join(row) for row in [columns, *pairs]]
+    (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    summary = score_pairs_file(model.scorer(), str(tmp_path / name), tmp_path / "out.jsonl", **flags)
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    scores = [model.score(pair) for pair in pairs]
+    for row, (good, bad) in zip(rows, scores, strict=True):
+        assert row["good_pll"] == pytest.approx(good["pll"], abs=1e-4)
+        assert row["bad_pll"] == pytest.approx(bad["pll"], abs=1e-4)
+        assert row["correct"] == (row["good_pll"] > row["bad_pll"])
+        assert (row["good_tokens"], row["bad_tokens"]) == (good["tokens"], bad["tokens"])
+    assert not rows[2]["correct"]
+    assert summary["ties"] == 1
+    assert summary["rows"] == 4
+    assert summary["accuracy"] == sum(row["correct"] for row in rows) / 4
+
+
+def test_pairs_that_are_not_there_are_named(model: LoadedModel, tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("good,other\na,b\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"x\.csv: no column 'sentence_good' and no 'sentence_bad'; name yours"):
+        score_pairs_file(model.scorer(), str(path))
+    path.write_text("good,bad\na,b\nc,\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"x\.csv:3: column 'bad' is empty; every row needs two sentences"):
+        score_pairs_file(model.scorer(), str(path), tmp_path / "out.jsonl")
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_the_output_is_checked_before_anything_is_scored(model: LoadedModel, tmp_path: Path) -> None:
+    source = tmp_path / "x.jsonl"
+    source.write_text('{"text": "a"}\n', encoding="utf-8")
+    with pytest.raises(UserError, match="is the input as well"):
+        score_file(model.scorer(), str(source), source)
+    with pytest.raises(UserError, match="ends in"):
+        score_file(model.scorer(), str(source), tmp_path / "x.txt")
+    assert source.read_text(encoding="utf-8") == '{"text": "a"}\n'
+
+
+def test_what_is_unknown_is_refused(model: LoadedModel) -> None:
+    with pytest.raises(UserError, match="within_word: 'hidden' is not known; use one of visible, mask"):
+        model.score(["a"], "hidden")
