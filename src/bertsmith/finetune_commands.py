@@ -10,6 +10,11 @@ from bertsmith.results import print_text
 Summary = dict[str, Any]
 Pairs = list[tuple[str, str]]
 _METRICS_SHOWN = 8
+_NOT_OF_GLUE = (
+    "task", "train", "dev", "test", "grid", "text_column", "text_pair_column", "label_column", "label_separator",
+    "encoding", "squad.stride", "squad.max_question", "squad.n_best", "squad.max_answer", "ner.token_column",
+    "ner.tag_column", "ner.separator", "ner.strip_digit",
+)  # fmt: skip
 
 
 def add_settings(parser: CommandParser, left_out: tuple[str, ...] = ()) -> None:
@@ -55,7 +60,7 @@ def show_finetune(summary: Summary) -> None:
     if summary["std"] is not None:
         print_text(
             f"{summary['metric']}: mean {summary['mean']:.4g}, standard deviation {summary['std']:.2g}, best "
-            f"{summary['best']:.4g}, degenerate runs {summary['degenerate_runs']}"
+            f"{summary['best']:.4g}, worst {summary['worst']:.4g}, degenerate runs {summary['degenerate_runs']}"
         )
     for row in summary["per_class"] or ():
         print_text(
@@ -72,10 +77,7 @@ def _metrics(metrics: dict[str, float]) -> str:
 def add_glue(parser: CommandParser) -> None:
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the runs, the table and the zip")
     parser.add_argument("--tasks", metavar="NAME,…", help="tasks to run (default: all found)")
-    add_settings(parser, ("task", "train", "dev", "test", "grid", "text_column", "text_pair_column", "label_column",
-                          "label_separator", "encoding", "squad.stride", "squad.max_question", "squad.n_best",
-                          "squad.max_answer", "ner.token_column", "ner.tag_column", "ner.separator",
-                          "ner.strip_digit"))  # fmt: skip
+    add_settings(parser, _NOT_OF_GLUE)
 
 
 def run_glue(args: argparse.Namespace, pairs: Pairs) -> Summary:
@@ -84,6 +86,8 @@ def run_glue(args: argparse.Namespace, pairs: Pairs) -> Summary:
     from bertsmith.tasks.glue import run_glue as glue
     from bertsmith.tasks.settings import FinetuneSettings
 
+    if alien := [key for key, _ in pairs if key in _NOT_OF_GLUE]:
+        raise UserError(f"{', '.join(alien)}: means nothing to GLUE's tasks; leave it out")
     settings = load_settings(FinetuneSettings, None, [("task", "mnli"), *overrides(args, pairs)])
     if settings.data is None:
         raise UserError("data: name the folder that holds the tasks' folders with --data")

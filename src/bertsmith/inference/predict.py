@@ -4,6 +4,7 @@ Predictions are written in input order to .jsonl, .csv, .tsv or .parquet, comple
 chunk of rows, whatever the file's size.
 """
 
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from bertsmith.errors import UserError
 from bertsmith.hardware import prepare_machine
 from bertsmith.inference.predictor import predict_examples
-from bertsmith.inference.row_writer import open_row_writer
+from bertsmith.inference.row_writer import find_ending, open_row_writer
 from bertsmith.model.task_model import BertForTask
 from bertsmith.progress import Progress, say
 from bertsmith.storage import check_out
@@ -44,6 +45,9 @@ def predict_file(
     """
     output = Path(output_path)
     check_out(output)
+    find_ending(output)
+    if output.exists() and os.path.exists(input_path) and output.samefile(input_path):
+        raise UserError(f"{output}: is the input as well, and would be replaced; choose another --output")
     task, model, device_ = open_for_prediction(model_folder, device, precision, columns)
     report, scorer, begun = EncodingReport(), task.scorer(), time.monotonic()
     rows = labelled = 0

@@ -24,15 +24,21 @@ class RowWriter(Protocol):
         """Append rows."""
 
 
+def find_ending(path: Path) -> str:
+    """The format of an output: its ending, .jsonl where it has none. Raises UserError for any but ENDINGS."""
+    ending = path.suffix.lower() or ".jsonl"
+    if ending not in ENDINGS:
+        raise UserError(f"{path}: an output ends in {', '.join(ENDINGS)}, not in {path.suffix}")
+    return ending
+
+
 @contextlib.contextmanager
 def open_row_writer(path: Path) -> Iterator[RowWriter]:
     """Yield a writer; the file stands under its name when the block ends without an error.
 
-    An ending that is none of ENDINGS means .jsonl where there is none, and is a UserError otherwise.
+    Raises UserError as `find_ending` does.
     """
-    ending = path.suffix.lower() or ".jsonl"
-    if ending not in ENDINGS:
-        raise UserError(f"{path}: an output ends in {', '.join(ENDINGS)}, not in {path.suffix}")
+    ending = find_ending(path)
     with atomic_file(path) as partial:
         if ending == ".parquet":
             writer = _ParquetWriter(partial)
@@ -81,6 +87,13 @@ def _cell(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+def _with_texts(kind: Any) -> Any:
+    """A column's Arrow type; lists that are all empty so far are lists of texts (labels, tags)."""
+    import pyarrow as pa
+
+    return pa.list_(pa.string()) if pa.types.is_list(kind) and pa.types.is_null(kind.value_type) else kind
+
+
 class _ParquetWriter:
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -92,10 +105,11 @@ class _ParquetWriter:
 
         if not rows:
             return
-        table = pa.Table.from_pylist(list(rows), schema=None if self.writer is None else self.writer.schema)
         if self.writer is None:
-            self.writer = pq.ParquetWriter(self.path, table.schema)
-        self.writer.write_table(table)
+            inferred = pa.Table.from_pylist(list(rows)).schema
+            schema = pa.schema([field.with_type(_with_texts(field.type)) for field in inferred])
+            self.writer = pq.ParquetWriter(self.path, schema)
+        self.writer.write_table(pa.Table.from_pylist(list(rows), schema=self.writer.schema))
 
     def close(self) -> None:
         """Write the file's end; a file without rows is an empty table."""

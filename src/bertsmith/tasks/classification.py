@@ -5,6 +5,7 @@ files, classes and metrics.
 """
 
 from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,20 @@ from bertsmith.tasks.glue_files import GLUE_TASKS, read_glue
 from bertsmith.tasks.long_texts import encode_texts, pool_windows
 from bertsmith.tasks.metrics import ClassificationMetrics, MultilabelMetrics, RegressionMetrics
 from bertsmith.tasks.spec import TaskSpec
-from bertsmith.tasks.table import read_text_examples
-from bertsmith.tasks.task import Floats, Row, Scorer, Task, known_label, label_keys, softmax, sort_labels
+from bertsmith.tasks.table import StrictReport, read_text_examples
+from bertsmith.tasks.task import (
+    COMPRESSED,
+    Floats,
+    Row,
+    Scorer,
+    Task,
+    known_label,
+    label_keys,
+    softmax,
+    sort_labels,
+)
+from bertsmith.text.documents import ReadOptions
+from bertsmith.text.rows import read_rows
 from bertsmith.text.tokenizer import BertTokenizer
 
 
@@ -35,15 +48,13 @@ class TextTask(Task):
         super().__init__(spec, tokenizer)
         self.glue = GLUE_TASKS.get(spec.name)
 
-    @property
-    def uses_pairs(self) -> bool:
-        if self.glue is not None:
-            return self.glue.pair is not None
-        return self.spec.name == "pairs" or self.spec.text_pair_column is not None
-
     def read(self, path: str, part: str, labelled: bool | None) -> Iterator[TextExample]:
         if self.glue is not None:
             return read_glue(self.glue, path, part, labelled)
+        if part == "test" and not labelled and self.spec.name != "pairs" and self.spec.text_pair_column is None:
+            suffixes = [suffix for suffix in PurePath(path.lower()).suffixes if suffix not in COMPRESSED]
+            if suffixes[-1:] == [".txt"]:
+                return self._read_lines(path)
         return read_text_examples(
             path,
             self.table_kind,
@@ -56,6 +67,16 @@ class TextTask(Task):
             allow_empty=part == "test",
         )
 
+    def _read_lines(self, path: str) -> Iterator[TextExample]:
+        """A text a line: what a .txt can hold is texts to predict."""
+        strict = StrictReport()
+        try:
+            rows = read_rows(path, ReadOptions(encoding=self.spec.encoding), strict)
+            for index, (line, text) in enumerate(rows):
+                yield TextExample(f"{path}:{line}", str(index), text, None, None)
+        finally:
+            strict.settle(None, self.spec.encoding)
+
     def encode(
         self, examples: Sequence[TextExample], report: EncodingReport, train: bool
     ) -> list[list[EncodedSequence]]:
@@ -63,7 +84,9 @@ class TextTask(Task):
         encoded = encode_texts(examples, self.tokenizer, self.spec.max_length, long, report)
         if train:
             for example, sequences in zip(examples, encoded, strict=True):
-                sequences[0].targets = self.target(example)  # once an example: its windows' scores are averaged
+                target = self.target(example)
+                for number, sequence in enumerate(sequences):  # once an example: its windows' scores are averaged
+                    sequence.targets = target if number == 0 else target[:0]
         return encoded
 
     def target(self, example: TextExample) -> npt.NDArray[Any]:
@@ -221,7 +244,7 @@ class MultilabelTask(TextTask):
 
     def decode(self, example: TextExample, sequences: Sequence[EncodedSequence], logits: Sequence[Floats]) -> Row:
         pooled = pool_windows(np.concatenate(logits)).astype(np.float64)
-        shares = 1 / (1 + np.exp(-pooled))
+        shares = np.exp(-np.logaddexp(0, -pooled))  # the sigmoid, for any score
         scores = dict(zip(self.spec.labels, shares.tolist(), strict=True))
         return {"labels": [label for label, share in scores.items() if share > 0.5], "scores": scores}
 

@@ -3,6 +3,7 @@
 All mistakes in files, columns and labels are found here, before any training.
 """
 
+import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,12 +20,11 @@ from bertsmith.tasks.glue_files import GLUE_TASKS, find_glue_files, find_glue_ta
 from bertsmith.tasks.registry import make_task, task_name
 from bertsmith.tasks.settings import FinetuneSettings
 from bertsmith.tasks.spec import TaskSpec
-from bertsmith.tasks.task import Task
+from bertsmith.tasks.task import COMPRESSED, Task
 from bertsmith.text.tokenizer import BertTokenizer
 
 _CHUNK = 1024
 _ENDINGS = (".tsv", ".csv", ".jsonl", ".json", ".parquet", ".conll", ".txt")
-_COMPRESSED = ("", ".gz", ".bz2", ".xz", ".zst")
 _PART_NAMES = {"train": ("train",), "dev": ("dev", "valid", "validation", "val"), "test": ("test",)}
 _MANY_UNKNOWN = 0.05
 
@@ -59,6 +59,8 @@ class TaskData:
     dev: dict[str, Split]
     report: dict[str, Any]
     """The data-loss report: counts by file."""
+    sha256: str
+    """Of what is learnt from and scored on, wherever the files lie and however they are packed."""
 
 
 def find_files(settings: FinetuneSettings) -> TaskFiles:
@@ -78,10 +80,16 @@ def find_files(settings: FinetuneSettings) -> TaskFiles:
         home = settings.data
         if not find_glue_files(task, home, "train"):  # the folder of all tasks may be named as well
             home = find_glue_tasks(home).get(name, home)
-        only = next(iter(require_glue_files(task, home, "train").values()))
-        return TaskFiles(only, require_glue_files(task, home, "dev"), find_glue_files(task, home, "test"))
+        train = next(iter(require_glue_files(task, home, "train").values()))
+        dev = require_glue_files(task, home, "dev") if settings.dev is None else {"dev": settings.dev}
+        test = find_glue_files(task, home, "test") if settings.test is None else {"test": settings.test}
+        return TaskFiles(train, dev, test)
+    return _find_own_files(folder, settings)
+
+
+def _find_own_files(folder: Path, settings: FinetuneSettings) -> TaskFiles:
     parts = {part: _find_part(folder, names) for part, names in _PART_NAMES.items()}
-    for part, wanted in (("train", settings.train), ("dev", settings.dev), ("test", settings.test)):
+    for part, wanted in (("dev", settings.dev), ("test", settings.test)):
         if wanted is not None:
             parts[part] = wanted
     train, dev, test = (parts[part] for part in _PART_NAMES)
@@ -94,7 +102,7 @@ def find_files(settings: FinetuneSettings) -> TaskFiles:
 
 
 def _find_part(folder: Path, names: Sequence[str]) -> str | None:
-    for name, ending, compressed in itertools.product(names, _ENDINGS, _COMPRESSED):
+    for name, ending, compressed in itertools.product(names, _ENDINGS, ("", *COMPRESSED)):
         path = folder / f"{name}{ending}{compressed}"
         if path.is_file():
             return str(path)
@@ -109,15 +117,12 @@ def make_spec(settings: FinetuneSettings, config: BertConfig) -> TaskSpec:
     if length > longest:
         raise UserError(f"max_length: sequences of {length} tokens are longer than the model's {longest} positions")
     if settings.long == "window" and (name.startswith("squad") or name in ("ner", "choice", "swag")):
-        raise UserError(f"long: window is for texts with one label; {name} needs no such switch, leave it out")
+        raise UserError(f"long: window is for tasks on whole texts; {name} needs no such switch, leave it out")
     squad, ner = settings.squad, settings.ner
-    return TaskSpec(
+    spec = TaskSpec(
         name,
         length,
         long=settings.long,
-        text_column=settings.text_column,
-        text_pair_column=settings.text_pair_column,
-        label_column=settings.label_column,
         label_separator=settings.label_separator,
         encoding=settings.encoding,
         stride=squad.stride,
@@ -128,6 +133,11 @@ def make_spec(settings: FinetuneSettings, config: BertConfig) -> TaskSpec:
         tag_column=ner.tag_column,
         separator=ner.separator,
         strip_digit=ner.strip_digit,
+    )
+    return spec.with_columns(
+        text_column=settings.text_column,
+        text_pair_column=settings.text_pair_column,
+        label_column=settings.label_column,
     )
 
 
@@ -143,13 +153,13 @@ def open_task_data(settings: FinetuneSettings, config: BertConfig, tokenizer: Be
         # the same rows for every seed: seeds differ in initialization, order and dropout
         wanted = set(permutation(derive_key("train rows"), total)[: settings.train_rows].tolist())
     train = read_split(task, files.train, "train", wanted)
-    train.examples = []
+    # an example may have no sequence: a question whose answer is not where the file says cannot be learnt from
+    train.examples, train.encoded = [], [sequences for sequences in train.encoded if sequences]
     dev = {name: read_split(task, path, "dev") for name, path in files.dev.items()}
-    if not train.encoded:
-        raise UserError(f"{files.train}: holds no example; give a training file")
-    for name, split in dev.items():
+    for split in (train, *dev.values()):
         if not split.encoded:
-            raise UserError(f"{files.dev[name]}: holds no example; give a file to score on")
+            raise UserError(f"{split.path}: holds no example to learn from or to score; give another file")
+        check_segments(split, config)
     if settings.train_rows is not None and settings.train_rows > total:
         say(f"warning: --train-rows {settings.train_rows:,}: the training file has {total:,} rows; all are used")
     report: dict[str, Any] = {
@@ -161,7 +171,7 @@ def open_task_data(settings: FinetuneSettings, config: BertConfig, tokenizer: Be
         report[name] = {"path": path} | check_test(task, path).as_dict()
     for part, counted in report.items():
         warn_of_losses(part, counted, task)
-    return TaskData(task, files, [sequences for sequences in train.encoded if sequences], dev, report)
+    return TaskData(task, files, train.encoded, dev, report, fingerprint(task, train, *dev.values()))
 
 
 def learn_task(task: Task, path: str, labels: "Counter[str]") -> Task:
@@ -190,7 +200,8 @@ def read_split(task: Task, path: str, part: str, wanted: set[int] | None = None)
         examples = (example for number, example in enumerate(examples) if number in wanted)
     with Progress(f"reading {Path(path).name}", None, "rows") as bar:
         while chunk := list(itertools.islice(examples, _CHUNK)):
-            split.encoded += task.encode(chunk, split.report, train=True)
+            # labels of a dev file are held against those of the training file where they have names
+            split.encoded += task.encode(chunk, split.report, train=part == "train" or task.named_classes)
             split.examples += chunk if part != "train" else [None] * len(chunk)
             bar.advance(len(chunk))
     return split
@@ -201,8 +212,34 @@ def check_test(task: Task, path: str) -> EncodingReport:
     report = EncodingReport()
     examples = task.read(path, "test", None)
     while chunk := list(itertools.islice(examples, _CHUNK)):
-        task.encode(chunk, report, train=all(task.is_labelled(example) for example in chunk))
+        for labelled in (True, False):
+            some = [example for example in chunk if task.is_labelled(example) is labelled]
+            task.encode(some, report, train=labelled and task.named_classes)
     return report
+
+
+def check_segments(split: Split, config: BertConfig) -> None:
+    """Raise UserError for pairs of texts where the model can tell no second segment."""
+    if config.type_vocab_size < 2 and any(s.second_segment < len(s) for sequences in split.encoded for s in sequences):
+        raise UserError(
+            f"{split.path}: holds pairs of texts, and the model has no embedding for a second segment "
+            f"(type_vocab_size {config.type_vocab_size}); use another model"
+        )
+
+
+def fingerprint(task: Task, *splits: Split) -> str:
+    """sha256 of labels, sequences, targets and what predictions are held against."""
+    digest = hashlib.sha256(repr(task.spec.labels).encode())
+    for split in splits:
+        digest.update(f"{len(split.encoded)} examples".encode())
+        for sequences in split.encoded:
+            for sequence in sequences:
+                digest.update(sequence.token_ids.data)
+                digest.update(sequence.targets.data)
+        for example in split.examples:
+            gold = [getattr(example, name, None) for name in ("label", "tags", "answers")]
+            digest.update(repr(gold).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
 
 
 def warn_of_losses(part: str, counted: dict[str, Any], task: Task) -> None:

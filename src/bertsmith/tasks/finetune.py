@@ -16,7 +16,7 @@ import torch
 from bertsmith.corpus.random_bits import derive_key, permutation
 from bertsmith.errors import UserError
 from bertsmith.hardware import Machine
-from bertsmith.inference.predictor import predict_encoded
+from bertsmith.inference.predictor import CHUNK, predict_encoded
 from bertsmith.model.config import encoder_flops
 from bertsmith.model.dropout import DropoutMasks
 from bertsmith.model.task_model import BertForTask
@@ -67,8 +67,34 @@ class RunState:
     """Sums since the last log line."""
     history: list[dict[str, Any]] = field(default_factory=list)
     """An evaluation each: step, epoch, the dev metrics."""
-    best_step: int = -1
+    best: dict[str, Any] | None = None
+    """The evaluation whose weights lie in BEST: as in `history`, with `degenerate` and the scorer's `details`."""
     arithmetic: dict[str, Any] | None = None
+    inputs_sha256: str = ""
+    """Of the rows and the weights that the run began with."""
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], inputs_sha256: str, folder: Path) -> "RunState":
+        """What a checkpoint kept. Raises UserError when it is not of this version, or not of these inputs."""
+        try:
+            state = cls(**values)
+        except TypeError as error:
+            raise UserError(
+                f"{folder}: its checkpoint was written by another version of bertsmith ({error}); resume with that one"
+            ) from error
+        check_inputs(state.inputs_sha256, inputs_sha256, folder)
+        if state.best is not None and not (folder / BEST).is_file():
+            raise UserError(f"{folder / BEST}: is gone, so that this run cannot go on; start again with another --out")
+        return state
+
+
+def check_inputs(before: str, now: str, folder: Path) -> None:
+    """Raise UserError unless a run began with the rows and the model that there are now."""
+    if before != now:
+        raise UserError(
+            f"{folder}: this run began with another model, or with other rows to learn from or to score on, than the "
+            "files hold now; give the same ones to go on, or another --out"
+        )
 
 
 def parameter_rates(layers: int, layer_decay: float) -> Any:
@@ -85,11 +111,18 @@ def parameter_rates(layers: int, layer_decay: float) -> Any:
 
 
 def finetune_once(
-    plan: RunPlan, settings: FinetuneSettings, data: TaskData, model: BertForTask, machine: Machine, folder: Path
+    plan: RunPlan,
+    settings: FinetuneSettings,
+    data: TaskData,
+    model: BertForTask,
+    machine: Machine,
+    folder: Path,
+    inputs_sha256: str,
 ) -> dict[str, Any]:
     """One run in `folder`, resumed where one was begun; returns its result, and leaves the kept weights in BEST.
 
-    Raises UserError when the loss stays NaN, KeyboardInterrupt after Ctrl-C or SIGTERM, with a checkpoint written.
+    `inputs_sha256` stands for the data and the model that it begins with. Raises UserError when a run was begun there
+    with others and when the loss stays NaN, KeyboardInterrupt after Ctrl-C or SIGTERM, with a checkpoint written.
     """
     task, device = data.task, machine.device
     model = model.to(device)
@@ -103,13 +136,13 @@ def finetune_once(
     most_tokens = settings.micro_tokens or TOKENS_AT_ONCE[device.type]
     evaluate_every = settings.eval.every or steps_an_epoch
     log_every = settings.log.every or (1 if steps < 200 else 10)
-    state, now = RunState(), Arithmetic.of(machine)
+    state, now = RunState(inputs_sha256=inputs_sha256), Arithmetic.of(machine)
 
     checkpoint, broken = find_newest_checkpoint(folder)
     for message in broken:
         say(f"warning: {message}")
     if checkpoint is not None:
-        state = RunState(**checkpoint.state)
+        state = RunState.from_dict(checkpoint.state, inputs_sha256, folder)
         model.load_state_dict(checkpoint.load_weights(model.state_dict()))
         optimizer.load_state_tensors(checkpoint.load_optimizer())
         say(f"resuming from {checkpoint.folder} (step {state.step:,} of {steps:,})")
@@ -155,16 +188,17 @@ def finetune_once(
             state.window = {}
 
         def evaluate_dev() -> None:
-            metrics = {name: score_split(task, model, split, device).compute() for name, split in data.dev.items()}
-            merged = merge_dev(metrics)
-            state.history.append({"step": state.step, "epoch": state.step / steps_an_epoch, "dev": merged})
+            scorers = {name: score_split(task, model, split, device) for name, split in data.dev.items()}
+            merged = merge_dev({name: scorer.compute() for name, scorer in scorers.items()})
+            is_best = all(merged[task.metric] > earlier["dev"][task.metric] for earlier in state.history)
+            entry = {"step": state.step, "epoch": state.step / steps_an_epoch, "dev": merged}
+            state.history.append(entry)
             log.write(state.step, {f"dev_{name}": value for name, value in merged.items()} | {"seconds": state.seconds})
-            best = max(state.history, key=lambda entry: (entry["dev"][task.metric], -entry["step"]))
-            is_best = best["step"] == state.step
             shown = ", ".join(f"{name} {value:.4g}" for name, value in merged.items() if name in shown_metrics(task))
             line.say(f"step {state.step:,}/{steps:,}: dev {shown}{'  (best so far)' if is_best else ''}")
             if is_best if settings.keep == "best" else state.step == steps:
-                state.best_step = state.step
+                first = next(iter(scorers.values()))
+                state.best = entry | {"degenerate": first.one_class_only, "details": first.details()}
                 save_weights(folder / BEST, model)
 
         while state.step < steps:
@@ -231,41 +265,38 @@ def finetune_once(
             waited = time.monotonic() - last_checkpoint
             every, minutes = settings.checkpoint.every, settings.checkpoint.minutes
             due = (every and state.step % every == 0) or (minutes and waited >= 60 * minutes)
-            if state.step < steps and (due or interrupts.requested):
+            if (due and state.step < steps) or interrupts.requested:
                 write_checkpoint()
-            if interrupts.requested and state.step < steps:
+            if interrupts.requested:
                 say(f"interrupted: the run is saved at step {state.step:,}; the same command resumes it")
                 raise KeyboardInterrupt
         line.close()
 
-    kept = next(entry for entry in state.history if entry["step"] == state.best_step)
-    load_best(folder / BEST, model)
-    scorers = {name: score_split(task, model, split, device) for name, split in data.dev.items()}
-    first = next(iter(scorers.values()))
+    assert state.best is not None, "the last step is evaluated, and the first evaluation is the best so far"
     return {
         "seed": plan.seed,
         "learning_rate": plan.learning_rate,
         "batch_size": plan.batch_size,
         "epochs": plan.epochs,
-        "dev": kept["dev"],
-        "best_step": state.best_step,
+        "dev": state.best["dev"],
+        "best_step": state.best["step"],
         "steps": steps,
         "skipped_steps": state.skipped_steps,
-        "degenerate": first.one_class_only,
+        "degenerate": state.best["degenerate"],
         "history": state.history,
-        "details": first.details(),
+        "details": state.best["details"],
         "train_seconds": state.seconds,
         "examples_per_second": state.examples / state.seconds,
         "tokens_per_second": state.tokens / state.seconds,
-        "folder": str(folder),
+        "inputs_sha256": inputs_sha256,
     }
 
 
 def score_split(task: Task, model: BertForTask, split: Split, device: torch.device) -> Scorer:
     """Predict a file that is encoded already, and count."""
     scorer = task.scorer()
-    for first in range(0, len(split.examples), 512):
-        examples, encoded = split.examples[first : first + 512], split.encoded[first : first + 512]
+    for first in range(0, len(split.examples), CHUNK):
+        examples, encoded = split.examples[first : first + CHUNK], split.encoded[first : first + CHUNK]
         scorer.add(examples, predict_encoded(task, model, examples, encoded, device))
     return scorer
 
@@ -281,7 +312,7 @@ def merge_dev(metrics: dict[str, dict[str, float]]) -> dict[str, float]:
 
 def shown_metrics(task: Task) -> tuple[str, ...]:
     """What is worth a person's eye while training."""
-    names = ("matthews", "accuracy", "f1", "macro_f1", "micro_f1", "pearson", "spearman", "exact_match", "best_f1")
+    names = ("matthews", "accuracy", "f1", "macro_f1", "micro_f1", "pearson", "spearman", "exact_match")
     return (task.metric, *(name for name in names if name != task.metric))
 
 

@@ -5,19 +5,30 @@ predicted with the model of MNLI. The score is averaged as the leaderboard does 
 """
 
 import json
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import UserError
 from bertsmith.inference.predict import predict_file
+from bertsmith.options import Recipe, settings_to_toml
 from bertsmith.progress import say
 from bertsmith.storage import write_text
-from bertsmith.tasks.glue_files import GLUE_TASKS, find_glue_files, find_glue_tasks, glue_name, read_glue
+from bertsmith.tasks.glue_files import (
+    GLUE_TASKS,
+    find_glue_files,
+    find_glue_tasks,
+    glue_name,
+    read_glue,
+    require_glue_files,
+)
 from bertsmith.tasks.runs import finetune
-from bertsmith.tasks.settings import FinetuneSettings
+from bertsmith.tasks.settings import FREE_TO_CHANGE, FinetuneSettings
 from bertsmith.tasks.submission import format_similarity, glue_score, write_submission
+from bertsmith.text.documents import ReadReport
+from bertsmith.training.setup import settings_of_run
 
 SUBMISSION = "submission.zip"
 # split of a task's test files → the name of its file in the submission
@@ -31,7 +42,7 @@ def run_glue(settings: FinetuneSettings, folder: str, out: Path, tasks: Sequence
     for tasks and files that are not there.
     """
     found = find_glue_tasks(folder)
-    wanted = [glue_name(name) for name in tasks] or list(found)
+    wanted = list(dict.fromkeys(glue_name(name) for name in tasks)) or list(found)
     if absent := [name for name in wanted if name not in found]:
         raise UserError(f"{folder}: holds no folder for {', '.join(absent)}; it has {', '.join(found)}")
     if "ax" in wanted and "mnli" not in wanted:
@@ -39,7 +50,8 @@ def run_glue(settings: FinetuneSettings, folder: str, out: Path, tasks: Sequence
             raise UserError("tasks: ax is predicted with the model of mnli; name mnli too")
         wanted.remove("ax")
     trained = [name for name in wanted if name != "ax"]
-    each = {name: replace(settings, task=name, data=found[name], train=None, dev=None, test=None) for name in trained}
+    each = {name: settings_of_task(settings, name, found[name], out) for name in trained}
+    check_files(wanted, found)
     summaries: dict[str, Any] = {}
     for number, name in enumerate(trained, 1):
         say(f"task {number}/{len(trained)}: {GLUE_TASKS[name].title}")
@@ -54,13 +66,13 @@ def run_glue(settings: FinetuneSettings, folder: str, out: Path, tasks: Sequence
             title = GLUE_TASKS[name].title + _FILES.get(split, "")
             predictions[title] = spell_predictions(name, path, out / name / f"{split}.predictions.jsonl")
     if "ax" in wanted:
-        (path,) = find_glue_files(GLUE_TASKS["ax"], found["ax"], "test").values()
+        (path,) = require_glue_files(GLUE_TASKS["ax"], found["ax"], "test").values()
         predicted = out / "mnli" / "ax.predictions.jsonl"
         predict_file(out / "mnli", path, predicted, settings.device, settings.precision, part_of="ax")
         predictions["AX"] = spell_predictions("ax", path, predicted)
-    elif "ax" in found:
-        left_out["AX"] = "mnli was not run"
-    left_out |= {task.title: "not run" for name, task in GLUE_TASKS.items() if name not in (*wanted, "ax")}
+    for name, task in GLUE_TASKS.items():
+        if name not in wanted:
+            left_out[task.title] = "not run" if name in found else "no folder for it"
     for remark in write_submission(out / SUBMISSION, predictions):
         say(f"note: {remark}")
     score = glue_score(leaderboard_results(summaries))
@@ -77,6 +89,25 @@ def run_glue(settings: FinetuneSettings, folder: str, out: Path, tasks: Sequence
         "table": str(out / "table.md"),
         "data_report": {name: summary["data_report"] for name, summary in summaries.items()},
     }
+
+
+def settings_of_task(settings: FinetuneSettings, name: str, folder: str, out: Path) -> FinetuneSettings:
+    """The settings of one task's run. Raises UserError where OUT/<task> was begun with others."""
+    own = replace(settings, task=name, data=folder, train=None, dev=None, test=None)
+    recipe = Recipe(tomllib.loads(settings_to_toml(own)), "command line")
+    return settings_of_run(FinetuneSettings, FREE_TO_CHANGE, out / name, recipe, [])
+
+
+def check_files(tasks: Sequence[str], folders: Mapping[str, str]) -> None:
+    """Read every file once: a broken one is named now, and not when the tasks before it are done."""
+    for name in tasks:
+        task = GLUE_TASKS[name]
+        files = {("test", path) for path in find_glue_files(task, folders[name], "test").values()}
+        for part in ("test",) if name == "ax" else ("train", "dev"):
+            files |= {(part, path) for path in require_glue_files(task, folders[name], part).values()}
+        for part, path in sorted(files):
+            for _ in read_glue(task, path, part, report=ReadReport()):
+                pass
 
 
 def leaderboard_results(summaries: dict[str, Any]) -> dict[str, dict[str, float]]:

@@ -20,9 +20,13 @@ def pool_windows(logits: Tensor, batch: PackedBatch) -> Tensor:
     return totals / counts[:, None]
 
 
+def _beside(weights: Tensor | None, logits: Tensor) -> Tensor | None:
+    return None if weights is None else weights.to(logits.device)
+
+
 def class_loss(logits: Tensor, batch: PackedBatch, weights: Tensor | None) -> Tensor:
     """Σ weight of the class · cross-entropy; `batch.targets` (E,)."""
-    return F.cross_entropy(pool_windows(logits, batch), batch.targets, weights, reduction="sum")
+    return F.cross_entropy(pool_windows(logits, batch), batch.targets, _beside(weights, logits), reduction="sum")
 
 
 def number_loss(logits: Tensor, batch: PackedBatch) -> Tensor:
@@ -37,7 +41,10 @@ def labels_loss(logits: Tensor, batch: PackedBatch, weights: Tensor | None) -> T
     """
     pooled = pool_windows(logits, batch)
     targets = batch.targets.view_as(pooled)
-    return F.binary_cross_entropy_with_logits(pooled, targets, pos_weight=weights, reduction="sum") / pooled.shape[1]
+    return (
+        F.binary_cross_entropy_with_logits(pooled, targets, pos_weight=_beside(weights, logits), reduction="sum")
+        / pooled.shape[1]
+    )
 
 
 def choice_loss(logits: Tensor, batch: PackedBatch) -> Tensor:
@@ -56,7 +63,7 @@ def choice_table(scores: Tensor, batch: PackedBatch) -> Tensor:
 
 def tag_loss(logits: Tensor, batch: PackedBatch, weights: Tensor | None) -> Tensor:
     """Σ cross-entropy over words; `batch.targets` (R,)."""
-    return F.cross_entropy(logits, batch.targets, weights, reduction="sum")
+    return F.cross_entropy(logits, batch.targets, _beside(weights, logits), reduction="sum")
 
 
 def span_loss(logits: Tensor, batch: PackedBatch) -> Tensor:

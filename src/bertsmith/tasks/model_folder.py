@@ -41,7 +41,12 @@ def load_task_model(folder: str | Path, **columns: str | None) -> tuple[Task, Be
         )
     spec = TaskSpec.from_dict(values[TASK_KEY], str(path / CONFIG)).with_columns(**columns)
     task = make_task(spec, open_tokenizer(path, config))
-    model = BertForTask(config, task.head, task.outputs).initialize(0)
+    if spec.max_length > config.max_position_embeddings or task.outputs < 1:
+        raise UserError(
+            f"{path / CONFIG}: {TASK_KEY} does not belong to this model (max_length {spec.max_length}, "
+            f"{config.max_position_embeddings} positions, {task.outputs} outputs); copy the folder again"
+        )
+    model = BertForTask(config, task.head, task.outputs)
     report = load_folder_weights(model, path)
     if report.missing:
         raise UserError(
@@ -56,22 +61,22 @@ def start_model(folder: Path, task: Task, seed: int, dropout: float | None, rand
 
     What the folder lacks (a pooler) starts from the seed as well, and is said; `random_init` leaves all of it random.
     """
-    config, _ = read_config(folder)
-    if dropout is not None:
-        changed = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
-        config = BertConfig.from_dict(config.to_dict() | changed)
-    if task.uses_pairs and config.type_vocab_size < 2:
-        raise UserError(
-            f"{folder}: has no embedding for a second segment (type_vocab_size {config.type_vocab_size}); "
-            f"{task.spec.name} needs one"
-        )
-    model = BertForTask(config, task.head, task.outputs).initialize(seed)
+    model = empty_model(folder, task, dropout).initialize(seed)
     if random_init:
         return model
     report = load_folder_weights(model, folder, skip=("output",))
     if missing := report.missing_from("pooler"):
         say(f"warning: {folder}: {', '.join(missing)} not in it; they start from random values")
     return model
+
+
+def empty_model(folder: Path, task: Task, dropout: float | None) -> BertForTask:
+    """A model of the folder's shape under the task's output layer, its weights still to be filled."""
+    config, _ = read_config(folder)
+    if dropout is not None:
+        changed = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+        config = BertConfig.from_dict(config.to_dict() | changed)
+    return BertForTask(config, task.head, task.outputs)
 
 
 def open_tokenizer(folder: Path, config: BertConfig) -> BertTokenizer:

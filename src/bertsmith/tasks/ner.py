@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from bertsmith.errors import UserError
 from bertsmith.tasks import losses
 from bertsmith.tasks.batches import PackedBatch
 from bertsmith.tasks.conll import detect_scheme, from_iob2, read_conll, to_iob2
@@ -21,11 +22,10 @@ from bertsmith.tasks.metrics import EntityMetrics
 from bertsmith.tasks.spec import TaskSpec
 from bertsmith.tasks.table import read_tagged_examples_table
 from bertsmith.tasks.tagging import decode_tags, encode_words
-from bertsmith.tasks.task import Floats, Row, Scorer, Task
+from bertsmith.tasks.task import COMPRESSED, Floats, Row, Scorer, Task, known_label
 from bertsmith.text.tokenizer import BertTokenizer
 
 _TABLES = (".jsonl", ".json", ".parquet")
-_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
 
 class TaggingTask(Task):
@@ -47,7 +47,10 @@ class TaggingTask(Task):
         """The sentences of a file, tags in IOB2. The file is read twice: its scheme shows in all of its tags only."""
         scheme = "IOB2"
         if labelled is not False:
-            scheme = detect_scheme(example.tags or () for example in self._read(path, labelled))
+            try:
+                scheme = detect_scheme(example.tags or () for example in self._read(path, labelled))
+            except UserError as error:
+                raise UserError(str(error) if str(error).startswith(path) else f"{path}: {error}") from error
         if part == "train":
             self._scheme = scheme
         for example in self._read(path, labelled):
@@ -55,7 +58,7 @@ class TaggingTask(Task):
 
     def _read(self, path: str, labelled: bool | None) -> Iterator[TaggedExample]:
         spec = self.spec
-        suffixes = [suffix for suffix in PurePath(path).suffixes if suffix not in _COMPRESSED]
+        suffixes = [suffix for suffix in PurePath(path).suffixes if suffix not in COMPRESSED]
         if suffixes and suffixes[-1].lower() in _TABLES:
             return read_tagged_examples_table(
                 path, spec.text_column or "tokens", spec.label_column or "tags", labelled, spec.encoding
@@ -105,16 +108,19 @@ class TaggingTask(Task):
         return {"tags": list(from_iob2(tags, self.spec.scheme))}
 
     def scorer(self) -> Scorer:
-        return _EntityScorer(self.spec.scheme)
+        return _EntityScorer(self)
 
 
 class _EntityScorer:
-    def __init__(self, scheme: str) -> None:
-        self.scheme = scheme
+    def __init__(self, task: TaggingTask) -> None:
+        self.task = task
         self.metrics = EntityMetrics()
 
     def add(self, examples: Sequence[TaggedExample], rows: Sequence[Row]) -> None:
-        predicted = [to_iob2(row["tags"], self.scheme) for row in rows]
+        for example in examples:
+            for tag in set(example.tags or ()):
+                known_label(tag, self.task.ids, example.place)
+        predicted = [to_iob2(row["tags"], self.task.spec.scheme) for row in rows]
         self.metrics.add(predicted, [example.tags or () for example in examples])
 
     def compute(self) -> dict[str, float]:

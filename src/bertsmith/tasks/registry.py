@@ -32,12 +32,16 @@ def task_names() -> list[str]:
 def task_name(given: str) -> str:
     """The name as bertsmith spells it. Raises UserError for one that is not known."""
     lowered = given.lower()
-    name = lowered if lowered in _KINDS else glue_name(given)
+    if lowered in _KINDS:
+        return lowered
+    try:
+        name = glue_name(given)
+    except UserError:
+        known = task_names()
+        hint = did_you_mean(lowered, known)
+        raise UserError(f"task: {given!r} is not known{hint}; use one of {', '.join(known)}") from None
     if name == "ax":
         raise UserError("task: AX has no training file; it is predicted with a model fine-tuned on mnli")
-    if name not in _KINDS and name not in GLUE_TASKS:
-        known = task_names()
-        raise UserError(f"task: {given!r} is not known{did_you_mean(lowered, known)}; use one of {', '.join(known)}")
     return name
 
 

@@ -4,10 +4,11 @@ A run that is finished is not made again, one that was killed goes on; so the sa
 folder with the same bits.
 """
 
+import hashlib
 import json
 import shutil
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,14 +16,15 @@ from typing import Any, cast
 from bertsmith.errors import UserError
 from bertsmith.hardware import Machine, prepare_machine
 from bertsmith.inference.predict import predict_file
+from bertsmith.model.task_model import BertForTask
 from bertsmith.model.weights import find_model, read_config
 from bertsmith.options import settings_to_toml
 from bertsmith.progress import say
 from bertsmith.storage import write_text
 from bertsmith.tasks.classification import MultilabelTask
 from bertsmith.tasks.data import TaskData, open_task_data
-from bertsmith.tasks.finetune import BEST, RunPlan, finetune_once, load_best, read_result
-from bertsmith.tasks.model_folder import open_tokenizer, save_task_model, start_model
+from bertsmith.tasks.finetune import BEST, RunPlan, check_inputs, finetune_once, load_best, read_result
+from bertsmith.tasks.model_folder import empty_model, open_tokenizer, save_task_model, start_model
 from bertsmith.tasks.pictures import plot_confusion
 from bertsmith.tasks.registry import make_task
 from bertsmith.tasks.settings import PAPER_GRID, FinetuneSettings
@@ -45,33 +47,68 @@ def _finetune(settings: FinetuneSettings, out: Path) -> dict[str, Any]:
     source = find_model(settings.model)
     config, _ = read_config(source)
     data = open_task_data(settings, config, open_tokenizer(source, config))
-    plans = list(make_plans(settings))
-    start_model(source, data.task, 0, settings.dropout, settings.random_init)  # what is wrong with it is said now
-    machine = prepare_machine(settings.device, settings.precision)
-    write_text(out / CONFIG_FILE, settings_to_toml(replace(settings, precision=cast(Any, machine.precision))))
     set_class_weights(settings, data)
+    plans = list(make_plans(settings))
+    check_runs(plans, out)
+    # what is wrong with the model is said now
+    inputs = inputs_sha256(data, start_model(source, data.task, 0, settings.dropout, settings.random_init))
+    machine = prepare_machine(settings.device, settings.precision)
+    settings = replace(settings, precision=cast(Any, machine.precision))
+    write_text(out / CONFIG_FILE, settings_to_toml(settings))
     say(f"{machine.describe()}; {len(data.train):,} training examples, {len(plans)} run{'s' * (len(plans) > 1)}")
 
     results: list[dict[str, Any]] = []
-    best: dict[str, Any] | None = None
-    for number, plan in enumerate(plans, 1):
-        folder = out if len(plans) == 1 else out / "runs" / plan.name
+    best = 0  # the number of the best run so far: the only one whose weights stay on disk
+    metric = data.task.metric
+    folders = [run_folder(plan, plans, out) for plan in plans]
+    for number, (plan, folder) in enumerate(zip(plans, folders, strict=True)):
         result = read_result(folder)
         if result is None:
             if len(plans) > 1:
-                say(f"run {number}/{len(plans)}: {plan.name}")
-            result = run_one(plan, settings, data, source, machine, folder)
+                say(f"run {number + 1}/{len(plans)}: {plan.name}")
+            result = run_one(plan, settings, data, source, machine, folder, inputs)
+        check_inputs(result["inputs_sha256"], inputs, folder)
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         results.append(result)
-        metric = data.task.metric
-        if best is None or result["dev"][metric] > best["dev"][metric]:
-            if best is not None:
-                (Path(best["folder"]) / BEST).unlink(missing_ok=True)
-            best = result
-        else:
-            (folder / BEST).unlink(missing_ok=True)
-    assert best is not None
-    tests = finish(settings, data, source, best, out)
-    return summarize(data, results, best, out) | {"test": tests}
+        better = result["dev"][metric] > results[best]["dev"][metric]
+        if number:
+            (folders[best] if better else folder).joinpath(BEST).unlink(missing_ok=True)
+        best = number if better else best
+    keep_best(settings, data, source, results[best], folders[best], out)
+    tests = {
+        name: predict_file(
+            out / "model", test, out / f"{name}.predictions.jsonl", settings.device, settings.precision, score=True
+        )
+        for name, test in data.files.test.items()
+    }
+    return summarize(data, results, results[best], out) | {"test": tests}
+
+
+def run_folder(plan: RunPlan, plans: Sequence[RunPlan], out: Path) -> Path:
+    """One run lies in RUN itself, each of several in a folder of its own."""
+    return out if len(plans) == 1 else out / "runs" / plan.name
+
+
+def check_runs(plans: Sequence[RunPlan], out: Path) -> None:
+    """Raise UserError where RUN holds runs that are not asked for; `--seeds` may grow from two up."""
+    begun = {file.parent.name for kept in ("result.json", "checkpoints") for file in out.glob(f"runs/*/{kept}")}
+    asked = {plan.name for plan in plans} if len(plans) > 1 else set()
+    single = (out / "result.json").exists() or (out / "checkpoints").exists()
+    if (single and asked) or begun - asked:
+        what = "a single run" if single else f"{len(begun)} runs"
+        raise UserError(
+            f"{out}: holds {what} and {len(plans)} are asked for: to several, more can be added by --seeds, all else "
+            "needs another --out"
+        )
+
+
+def inputs_sha256(data: TaskData, model: BertForTask) -> str:
+    """Of the rows and of the weights that every run begins with, however they are stored."""
+    digest = hashlib.sha256(data.sha256.encode())
+    for name, tensor in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.numpy())
+    return digest.hexdigest()
 
 
 def make_plans(settings: FinetuneSettings) -> Iterator[RunPlan]:
@@ -85,17 +122,22 @@ def make_plans(settings: FinetuneSettings) -> Iterator[RunPlan]:
 
 
 def run_one(
-    plan: RunPlan, settings: FinetuneSettings, data: TaskData, source: Path, machine: Machine, folder: Path
+    plan: RunPlan,
+    settings: FinetuneSettings,
+    data: TaskData,
+    source: Path,
+    machine: Machine,
+    folder: Path,
+    inputs: str,
 ) -> dict[str, Any]:
     """Make one run to its end and write its result.json, the sign that it is whole."""
     folder.mkdir(parents=True, exist_ok=True)
     model = start_model(source, data.task, plan.seed, settings.dropout, settings.random_init)
-    result = finetune_once(plan, settings, data, model, machine, folder)
+    result = finetune_once(plan, settings, data, model, machine, folder, inputs)
     plot_loss(folder, title="Fine-tuning loss")
     if confusion := result["details"].get("confusion"):
         plot_confusion(folder / "confusion.png", confusion, data.task.spec.labels)
     write_text(folder / "result.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     if result["degenerate"]:
         say(f"warning: seed {plan.seed}: this run predicts one class only; it learnt nothing (degenerate)")
     return result
@@ -118,28 +160,23 @@ def set_class_weights(settings: FinetuneSettings, data: TaskData) -> None:
     say(f"class weights: {shown}")
 
 
-def finish(
-    settings: FinetuneSettings, data: TaskData, source: Path, best: dict[str, Any], out: Path
-) -> dict[str, dict[str, Any]]:
-    """RUN/model from the best run, its pictures beside it, predictions for the test files; the summaries of these."""
-    path = Path(best["folder"]) / BEST
-    task = data.task
+def keep_best(
+    settings: FinetuneSettings, data: TaskData, source: Path, best: dict[str, Any], folder: Path, out: Path
+) -> None:
+    """Make RUN/model of the best run's weights, which then lie there only, and put its pictures beside it."""
+    path, task = folder / BEST, data.task
+    if not path.is_file() and not (out / "model").is_dir():
+        raise UserError(f"{out / 'model'}: is gone, and with it the best run's weights; make them with another --out")
     if "null_threshold" in best["details"]:
         task = make_task(replace(task.spec, null_threshold=best["details"]["null_threshold"]), task.tokenizer)
     if path.is_file():
-        model = start_model(source, task, best["seed"], settings.dropout, settings.random_init)
+        model = empty_model(source, task, settings.dropout)
         load_best(path, model)
         save_task_model(out / "model", model, task)
         for picture in ("confusion.png", "loss.png"):
-            if Path(best["folder"]) != out and (Path(best["folder"]) / picture).is_file():
-                shutil.copyfile(Path(best["folder"]) / picture, out / picture)
-        path.unlink()  # RUN/model holds it now
-    return {
-        name: predict_file(
-            out / "model", test, out / f"{name}.predictions.jsonl", settings.device, settings.precision, score=True
-        )
-        for name, test in data.files.test.items()
-    }
+            if folder != out and (folder / picture).is_file():
+                shutil.copyfile(folder / picture, out / picture)
+        path.unlink()
 
 
 def summarize(data: TaskData, results: list[dict[str, Any]], best: dict[str, Any], out: Path) -> dict[str, Any]:
@@ -148,15 +185,16 @@ def summarize(data: TaskData, results: list[dict[str, Any]], best: dict[str, Any
     setting = ("learning_rate", "batch_size", "epochs")
     alike = [r for r in results if all(r[key] == best[key] for key in setting)]
     values = [r["dev"][task.metric] for r in alike]
-    shown = {"history", "details", "folder"}
+    left_out = {"history", "details", "inputs_sha256"}
     return {
         "task": task.spec.name,
         "metric": task.metric,
         "dev": best["dev"],
-        "runs": [{key: value for key, value in r.items() if key not in shown} for r in results],
+        "runs": [{key: value for key, value in r.items() if key not in left_out} for r in results],
         "mean": statistics.fmean(values),
         "std": statistics.stdev(values) if len(values) > 1 else None,
         "best": best["dev"][task.metric],
+        "worst": min(values),
         "best_run": {key: best[key] for key in ("seed", *setting)},
         "degenerate_runs": sum(r["degenerate"] for r in results),
         "per_class": best["details"].get("per_class"),

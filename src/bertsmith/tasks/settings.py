@@ -222,5 +222,5 @@ class FinetuneSettings:
         )
 
 
-# what may change between the parts of one run
-FREE_TO_CHANGE = ("data", "train", "dev", "test", "device", "checkpoint.", "log.")
+# what may change between the parts of one run: where files lie (not what is in them), how many runs there are to be
+FREE_TO_CHANGE = ("data", "train", "dev", "test", "seeds", "device", "checkpoint.", "log.")

@@ -8,10 +8,20 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from bertsmith.errors import UserError
+from bertsmith.tasks.conll import SCHEMES, SEPARATORS
+from bertsmith.tasks.glue_files import GLUE_TASKS
+from bertsmith.tasks.long_texts import LONG
 
 TASK_KEY = "bertsmith_task"
 # tasks for the user's own files; GLUE's names are those of glue_files.GLUE_TASKS
 OWN_TASKS = ("classify", "pairs", "regress", "multilabel", "choice", "ner", "squad1", "squad2", "swag")
+_ALLOWED = {
+    "name": (*GLUE_TASKS, *OWN_TASKS),
+    "long": LONG,
+    "scheme": SCHEMES,
+    "separator": SEPARATORS,
+}
+_COLUMNS = ("text_column", "text_pair_column", "label_column")
 
 
 @dataclass(frozen=True)
@@ -34,8 +44,8 @@ class TaskSpec:
     max_question: int = 64
     n_best: int = 20
     max_answer: int = 30
-    null_threshold: float = 0.0
-    """squad2: no answer is given where its score exceeds the best answer's by more than this; tuned on dev."""
+    null_threshold: float | None = None
+    """squad2: no answer is given where its score exceeds the best answer's by more than this; None: not tuned yet."""
     scheme: str = "IOB2"
     """ner: how the training file wrote its tags."""
     token_column: int = 0
@@ -51,25 +61,36 @@ class TaskSpec:
     def from_dict(cls, values: Any, place: str) -> "TaskSpec":
         """What `as_dict` gave, read back from JSON; `place` names the file in messages.
 
-        Raises UserError for unknown keys and wrong types: the folder is of another version, or damaged.
+        Raises UserError for unknown keys and values that are not allowed: another version's folder, or a damaged one.
         """
         known = {entry.name: entry for entry in fields(cls)}
         if not isinstance(values, dict) or not set(values) <= set(known) or not {"name", "max_length"} <= set(values):
             raise UserError(f"{place}: {TASK_KEY} is not what this version of bertsmith writes; fine-tune again")
         default = cls("", 1)
         for key, value in values.items():
-            allowed: tuple[type, ...] = (type(getattr(default, key)),)
-            if key.endswith("_column") and key.startswith(("text", "label")):
-                allowed = (str, type(None))
             if key == "labels":
                 good = isinstance(value, list) and all(isinstance(label, str) for label in value)
-            else:
-                good = isinstance(value, (*allowed, int) if float in allowed else allowed)
+                good = good and len(set(value)) == len(value)
+            elif key in _COLUMNS:
+                good = value is None or isinstance(value, str)
+            elif key == "null_threshold":
+                good = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+            else:  # type(True) is not int
+                good = type(value) is type(getattr(default, key)) and value in _ALLOWED.get(key, (value,))
             if not good:
                 raise UserError(f"{place}: {TASK_KEY}.{key} = {value!r} is not what bertsmith writes; fine-tune again")
         return cls(**values | {"labels": tuple(values.get("labels", ()))})
 
     def with_columns(self, **columns: str | None) -> "TaskSpec":
-        """The same with other columns or encoding to read (None: as it is)."""
+        """The same with other columns or encoding to read (None: as it is).
+
+        Raises UserError for a column that the task's files do not have.
+        """
         changes: dict[str, Any] = {name: value for name, value in columns.items() if value is not None}
+        fixed = self.name in GLUE_TASKS or self.name.startswith("squad")
+        paired = not fixed and self.name not in ("ner", "choice", "swag")
+        for name in _COLUMNS:
+            if name in changes and (fixed or (name == "text_pair_column" and not paired)):
+                what = "columns whose names are fixed" if fixed else "no second text"
+                raise UserError(f"{name}: the files of {self.name} have {what}; leave it out")
         return replace(self, **changes)

@@ -4,6 +4,7 @@ Start and end scores for every token (Devlin et al. 2018, sections 4.2 and 4.3);
 [CLS], given where it beats the best answer by more than a threshold tuned on dev.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from bertsmith.tasks.batches import PackedBatch
 from bertsmith.tasks.examples import EncodedSequence, EncodingReport, QuestionExample
 from bertsmith.tasks.spans import SpanOptions, check_questions, decode_spans, encode_questions
 from bertsmith.tasks.spec import TaskSpec
-from bertsmith.tasks.squad_files import AnswerReport, read_squad
+from bertsmith.tasks.squad_files import read_squad
 from bertsmith.tasks.squad_metrics import SquadMetrics
 from bertsmith.tasks.task import Floats, Row, Scorer, Task
 from bertsmith.text.tokenizer import BertTokenizer
@@ -24,19 +25,16 @@ class SpanTask(Task):
     """The answer to a question in its context. Metric: F1 of the answers' words, in percent (official scripts)."""
 
     head = "span"
+    metric = "f1"
     outputs = 2
 
     def __init__(self, spec: TaskSpec, tokenizer: BertTokenizer) -> None:
         super().__init__(spec, tokenizer)
         self.version: Literal[1, 2] = 2 if spec.name == "squad2" else 1
-        # the threshold is tuned afterwards: what counts while training is what the best one would give
-        self.metric = "best_f1" if self.version == 2 else "f1"
         self.options = SpanOptions(spec.max_length, spec.stride, spec.max_question, spec.n_best, spec.max_answer)
 
     def read(self, path: str, part: str, labelled: bool | None) -> Iterator[QuestionExample]:
-        report = AnswerReport()
-        yield from read_squad(path, self.version, labelled, self.spec.encoding, answers=report)
-        self.answers = report
+        return read_squad(path, self.version, labelled, self.spec.encoding)
 
     def is_labelled(self, example: Any) -> bool:
         return example.answers is not None
@@ -54,7 +52,7 @@ class SpanTask(Task):
         return float(len(batch.row_counts))
 
     def decode(self, example: QuestionExample, sequences: Sequence[EncodedSequence], logits: Sequence[Floats]) -> Row:
-        found = decode_spans(example, sequences, logits, self.options, self.version, self.spec.null_threshold)
+        found = decode_spans(example, sequences, logits, self.options, self.version, self.spec.null_threshold or 0.0)
         return {
             "id": example.id,
             "answer": found.text,
@@ -72,25 +70,39 @@ class SpanTask(Task):
 
 
 class _AnswerScorer:
-    """Scores best answers and null scores, so that the threshold can be tuned; `compute` is at the spec's threshold."""
+    """Scores best answers, and for v2.0 null scores.
+
+    v2.0: `compute` is at the spec's threshold or, where none is tuned yet, at the best one for what was added.
+    """
 
     def __init__(self, task: SpanTask) -> None:
-        self.threshold = task.spec.null_threshold
+        self.tuned = task.spec.null_threshold
         self.metrics = SquadMetrics(task.version)
+        self.least_null_score = math.inf
 
     def add(self, examples: Sequence[QuestionExample], rows: Sequence[Row]) -> None:
         for example, row in zip(examples, rows, strict=True):
             answer = row["answer"] or next((found["text"] for found in row["n_best"] if found["text"]), "")
             self.metrics.add(example, answer, row["null_score"])
+            if row["null_score"] is not None:
+                self.least_null_score = min(self.least_null_score, row["null_score"])
+
+    def threshold(self) -> float | None:
+        """Of null scores, beyond which there is no answer; None for v1.1, which always answers."""
+        if self.metrics.version == 1 or not self.metrics.count:
+            return None
+        return self.metrics.best_threshold() if self.tuned is None else self.tuned
 
     def compute(self) -> dict[str, float]:
-        return self.metrics.compute(self.threshold if self.metrics.version == 2 else None)
+        return self.metrics.compute(self.threshold())
 
     @property
     def one_class_only(self) -> bool:
-        return self.metrics.one_class_only
+        threshold = self.threshold()
+        if threshold is None:
+            return self.metrics.one_class_only
+        return self.least_null_score > threshold  # nothing is answered
 
     def details(self) -> dict[str, Any]:
-        if self.metrics.version == 1 or not self.metrics.count:
-            return {}
-        return {"null_threshold": self.metrics.best_threshold()}
+        threshold = self.threshold()
+        return {} if threshold is None else {"null_threshold": threshold}

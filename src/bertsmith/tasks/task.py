@@ -23,6 +23,7 @@ Floats = npt.NDArray[np.float32]
 Row = dict[str, Any]
 """A prediction as `bertsmith predict` writes it."""
 PARTS = ("train", "dev", "test")
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
 
 class Scorer(Protocol):
@@ -73,11 +74,6 @@ class Task(ABC):
         for _ in examples:
             pass
         return ()
-
-    @property
-    def uses_pairs(self) -> bool:
-        """Whether sequences have a second segment."""
-        return self.head in ("choice", "span")
 
     @property
     def named_classes(self) -> bool:
