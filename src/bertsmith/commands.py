@@ -35,6 +35,7 @@ from bertsmith.finetune_commands import (
     show_finetune,
     show_glue,
 )
+from bertsmith.inference_commands import add_embed, add_score, run_embed, run_score
 from bertsmith.results import print_summary, print_text
 
 Summary = dict[str, Any]
@@ -385,6 +386,32 @@ What is cut is counted.""",
   bertsmith predict ner --input new.conll --output tags.jsonl""",
         add_predict,
         run_predict,
+    ),
+    "embed": Command(
+        "vectors of texts: any layers, per text, token or word",
+        """A model and a file of texts in, a file of vectors out: one a text, in input order, or with --pool none one a
+token ([CLS] and [SEP] among them), with --words one a word. Words are what stands between blanks, or the lists of a
+.jsonl or .parquet (column tokens), or the lines of a .conll. What is cut is counted.
+
+.npy holds an array of a row a text. .safetensors holds `vectors`, and for tokens and words `offsets`: text i has the
+rows from offsets[i] to offsets[i + 1] (and for tokens `token_ids`). .parquet holds a row a text, with `vector` or
+`vectors`. With --combine concat, reshaping to (rows, layers, hidden) gives the layers to weight.""",
+        """  bertsmith embed run/model --input texts.txt --output vectors.npy
+  bertsmith embed run/model --input sentences.jsonl --words --layers -4: --output words.safetensors
+  bertsmith embed run/model --input t.csv --text-column body --normalize --output vectors.parquet""",
+        add_embed,
+        run_embed,
+    ),
+    "score": Command(
+        "pseudo-log-likelihood of sentences; accuracy on minimal pairs",
+        """A model with a masked-LM head and a file of sentences in, how likely it finds each out: the sum of the
+log-probabilities (natural) of its tokens, each masked in turn (PLL), and the pseudo-perplexity exp(-PLL / tokens)
+(Salazar et al. 2020). With --pairs a table of acceptable and unacceptable sentences in (BLiMP's .jsonl as it is), the
+share of pairs out in which the acceptable one has the higher PLL.""",
+        """  bertsmith score run/model --input sentences.txt --output scores.jsonl
+  bertsmith score run/model --input blimp/anaphor_number_agreement.jsonl --pairs --json""",
+        add_score,
+        run_score,
     ),
     "convert": Command(
         "a BERT of Google's or Hugging Face's into a folder of ours, or into Google's layout",

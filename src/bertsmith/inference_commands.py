@@ -1,0 +1,121 @@
+"""The commands that use a model as it is: embed and score. commands.py holds them beside the others."""
+
+import argparse
+import re
+from typing import Any
+
+from bertsmith.arguments import CommandParser, add_compute, add_text_column, typed, whole_number
+from bertsmith.errors import UserError
+
+Summary = dict[str, Any]
+Pairs = list[tuple[str, str]]
+_PRECISION = "bf16 where it is faster here and measures alike, else fp32"
+
+
+def _add_threads(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--threads", type=whole_number, metavar="N", help="of the CPU (default: one a core, or OMP_NUM_THREADS)"
+    )
+
+
+def add_embed(parser: CommandParser) -> None:
+    # `--layers -4:` and `--layers -4,-3` are values although they begin with a hyphen, as numbers do
+    parser._negative_number_matcher = re.compile(r"-\d[-\d,:]*$")
+    parser.add_argument("model", metavar="MODEL", help="model folder (ours, or any BERT of transformers), or RUN")
+    parser.add_argument(
+        "--input", required=True, metavar="FILE", help="texts: .txt (one a line), .jsonl, .csv, .tsv or .parquet"
+    )
+    parser.add_argument("--output", required=True, metavar="FILE", help=".npy, .parquet or .safetensors, see above")
+    group = parser.add_argument_group("what a vector is")
+    group.add_argument(
+        "--layers",
+        default="-1",
+        metavar="N|N,…|N:N",
+        help="0 the embeddings, 1 … the layers, -1 the last (default); several: -4,-3 or -4: (the last four)",
+    )
+    group.add_argument(
+        "--combine",
+        choices=("concat", "sum", "mean"),
+        default="concat",
+        help="what becomes of several layers (default concat, in the order named)",
+    )
+    group.add_argument(
+        "--pool",
+        choices=("mean", "cls", "none", "pooler"),
+        default="mean",
+        help="mean of all tokens (default), [CLS], none (a vector a token), or the pooler of next-sentence prediction",
+    )
+    group.add_argument("--words", action="store_true", help="a vector a word, the mean of its pieces")
+    group.add_argument("--normalize", action="store_true", help="vectors of length 1")
+    group = parser.add_argument_group("how text is read")
+    add_text_column(group)
+    group.add_argument("--max-length", type=whole_number, metavar="N", help="tokens at most (default: the model's)")
+    group.add_argument(
+        "--long",
+        choices=("cut", "window", "refuse"),
+        help="longer texts: cut and counted (default), shown in overlapping windows (default for --words), or refused",
+    )
+    group.add_argument("--allow-special", action="store_true", help="[SEP] and the like in a text are that token")
+    _add_threads(parser)
+    add_compute(parser, _PRECISION)
+
+
+def run_embed(args: argparse.Namespace, pairs: Pairs) -> Summary:
+    from pathlib import Path
+
+    from bertsmith.inference.embed import embed_file
+    from bertsmith.inference.features import FeatureOptions
+    from bertsmith.inference.loaded import load
+    from bertsmith.inference.vector_writer import find_vector_format
+    from bertsmith.progress import say
+
+    names = ("layers", "combine", "pool", "words", "normalize", "max_length", "long", "allow_special")
+    options = FeatureOptions(**{name: getattr(args, name) for name in names})
+    find_vector_format(Path(args.output), options.several)  # told before the model is loaded
+    model = load(args.model, args.device, args.precision, args.threads)
+    extractor = model.features(options)
+    say(f"embedding: {extractor.dimension} numbers a vector; {model.describe()}")
+    return embed_file(extractor, args.input, args.output, typed(args.text_column), args.encoding)
+
+
+def add_score(parser: CommandParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="model folder with a masked-LM head, or RUN")
+    parser.add_argument(
+        "--input", required=True, metavar="FILE", help="sentences: .txt (one a line), .jsonl, .csv, .tsv or .parquet"
+    )
+    parser.add_argument("--output", metavar="FILE", help="a row a sentence or pair: .jsonl, .csv, .tsv or .parquet")
+    add_text_column(parser)
+    parser.add_argument(
+        "--pairs", action="store_true", help="the file holds minimal pairs; how often does the good one score higher?"
+    )
+    parser.add_argument(
+        "--good-column", metavar="NAME", help="of the acceptable sentence (default sentence_good, or good)"
+    )
+    parser.add_argument("--bad-column", metavar="NAME", help="of the other (default sentence_bad, or bad)")
+    parser.add_argument(
+        "--within-word",
+        choices=("visible", "mask"),
+        default="visible",
+        help="the pieces after the masked one in its word: visible (default), or masked too (PLL-word-l2r)",
+    )
+    _add_threads(parser)
+    add_compute(parser, _PRECISION)
+
+
+def run_score(args: argparse.Namespace, pairs: Pairs) -> Summary:
+    from bertsmith.inference.loaded import load
+    from bertsmith.inference.scoring import score_file, score_pairs_file
+    from bertsmith.progress import say
+
+    if not args.pairs and (args.good_column or args.bad_column):
+        raise UserError("--good-column and --bad-column are for --pairs; name the column of single sentences with "
+                        "--text-column")  # fmt: skip
+    if args.pairs and args.text_column != "text":
+        raise UserError("--text-column is for single sentences; name those of --pairs with --good-column, --bad-column")
+    model = load(args.model, args.device, args.precision, args.threads)
+    scorer = model.scorer(args.within_word)
+    say(f"scoring: {model.describe()}")
+    if not args.pairs:
+        return score_file(scorer, args.input, args.output, typed(args.text_column), args.encoding)
+    good, bad = (None if name is None else typed(name) for name in (args.good_column, args.bad_column))
+    return score_pairs_file(scorer, args.input, args.output, good, bad, args.encoding)

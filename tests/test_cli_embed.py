@@ -1,0 +1,224 @@
+"""`bertsmith embed` and `bertsmith score`: files in, files out, a row for every row; mistakes told in one sentence."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from safetensors.numpy import load_file
+
+from bertsmith.inference.loaded import LoadedModel, load
+from bertsmith.text.tokenizer import load_tokenizer
+from command_line import Made, Outcome, bertsmith
+
+TEXTS = ["The old cat sleeps.", "", "café 中 ♡", "a big dog runs " * 9, "[SEP] the"]
+FP32 = ("--precision", "fp32", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def model(made: Made) -> LoadedModel:
+    return load(made.model, precision="fp32")
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("texts é") / "x.txt"
+    path.write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
+    return path
+
+
+def embed(made: Made, source: Path, output: Path, *arguments: object) -> dict[str, Any]:
+    return bertsmith("embed", made.model, "--input", source, "--output", output, *FP32, *arguments, "--json").json
+
+
+def read(path: Path) -> list[np.ndarray]:
+    """The vectors of each text."""
+    if path.suffix == ".npy":
+        return list(np.load(path)[:, None])
+    if path.suffix == ".safetensors":
+        tensors = load_file(path)
+        if "offsets" not in tensors:
+            return list(tensors["vectors"][:, None])
+        return np.split(tensors["vectors"], tensors["offsets"][1:-1])
+    table = pq.read_table(path)
+    width = table["vector" if "vector" in table.column_names else "vectors"].to_pylist()
+    return [np.array(row, dtype=np.float32).reshape(len(row) if row and isinstance(row[0], list) else -1, 128)
+            for row in width]  # fmt: skip
+
+
+@pytest.mark.parametrize("ending", [".npy", ".parquet", ".safetensors"])
+def test_one_vector_a_row_in_order(made: Made, model: LoadedModel, texts: Path, tmp_path: Path, ending: str) -> None:
+    output = tmp_path / f"é{ending}"
+    summary = embed(made, texts, output)
+    expected = np.asarray(model.embed(TEXTS))
+    np.testing.assert_allclose(np.concatenate(read(output)), expected, rtol=0, atol=1e-5)
+    tokens = sum(len(ids) + 2 for ids in load_tokenizer(made.model).encode_ids(TEXTS))
+    assert summary["rows"] == len(TEXTS)
+    assert summary["vectors"] == len(TEXTS)
+    assert summary["dimension"] == 128
+    assert summary["layers"] == [2]
+    assert summary["truncated"] == summary["truncated_tokens"] == summary["windowed"] == 0
+    assert summary["tokens"] == tokens
+    assert summary["seconds"] > 0
+    assert summary["tokens_per_second"] == pytest.approx(tokens / summary["seconds"])
+    assert 0 <= summary["unknown_rate"] < 1
+    assert summary["output"] == str(output)
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".safetensors"])
+@pytest.mark.parametrize("flags", [("--pool", "none"), ("--words",)])
+def test_vectors_of_tokens_and_words(
+    made: Made, model: LoadedModel, texts: Path, tmp_path: Path, ending: str, flags: tuple[str, ...]
+) -> None:
+    summary = embed(made, texts, tmp_path / f"x{ending}", *flags)
+    words = "--words" in flags
+    expected = model.embed(TEXTS, words=True) if words else model.embed(TEXTS, pool="none")
+    found = read(tmp_path / f"x{ending}")
+    assert len(found) == summary["rows"] == len(TEXTS)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one.reshape(other.shape), other, rtol=0, atol=1e-5)
+    assert summary["vectors"] == sum(map(len, expected))
+    if words:
+        assert [len(rows) for rows in expected] == [len(text.split()) for text in TEXTS]
+
+
+@pytest.mark.parametrize(
+    ("flags", "options"),
+    [
+        (("--layers", "-1"), {"layers": "-1"}),
+        (("--layers", "-2:"), {"layers": "-2:"}),
+        (("--layers=-1,-2",), {"layers": "-1,-2"}),
+        (("--layers", "-1,-3", "--combine", "sum"), {"layers": "-1,-3", "combine": "sum"}),
+        (("--layers", ":", "--combine", "mean"), {"layers": ":", "combine": "mean"}),
+        (("--pool", "cls"), {"pool": "cls"}),
+        (("--pool", "pooler"), {"pool": "pooler"}),
+        (("--normalize",), {"normalize": True}),
+        (("--max-length", "7"), {"max_length": 7}),
+        (("--max-length", "7", "--long", "window"), {"max_length": 7, "long": "window"}),
+        (("--allow-special",), {"allow_special": True}),
+    ],
+)
+def test_every_option_does_something(
+    made: Made, model: LoadedModel, texts: Path, tmp_path: Path, flags: tuple[str, ...], options: dict[str, Any]
+) -> None:
+    summary = embed(made, texts, tmp_path / "x.npy", *flags)
+    expected = model.embed(TEXTS, **{"layers": -1} | options)
+    found = np.load(tmp_path / "x.npy")
+    assert found.shape == np.shape(expected)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
+    if options != {"layers": "-1"}:
+        plain = np.asarray(model.embed(TEXTS))
+        assert found.shape != plain.shape or np.abs(found - plain).max() > 1e-3
+    long = sum(len(ids) > 5 for ids in load_tokenizer(made.model).encode_ids(TEXTS))
+    assert long
+    assert summary["truncated"] == (long if options == {"max_length": 7} else 0)
+    assert summary["windowed"] == (long if options.get("long") == "window" else 0)
+
+
+def test_what_is_cut_is_said(made: Made, texts: Path, tmp_path: Path) -> None:
+    outcome = bertsmith(
+        "embed", made.model, "--input", texts, "--output", tmp_path / "x.npy", "--max-length", "9", *FP32
+    )
+    assert outcome.code == 0
+    assert "of 5 texts are longer than 9 tokens" in outcome.err
+    assert "cpu, fp32, " in outcome.err
+    assert "dimension: 128" in outcome.out
+
+
+def test_tables_and_lists_of_words(made: Made, model: LoadedModel, tmp_path: Path) -> None:
+    sentences = [["The", "cat"], ["a", "\U000fe4fa", "big", "dog"], []]
+    expected = model.embed(sentences, words=True)
+    pq.write_table(pa.table({"tokens": sentences}), tmp_path / "x.parquet")
+    lines = [json.dumps({"mine": sentence if n else " ".join(sentence)}) for n, sentence in enumerate(sentences)]
+    (tmp_path / "x.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (tmp_path / "x.conll").write_text("The O\ncat O\n\na O\n\U000fe4fa O\nbig O\ndog O\n", encoding="utf-8")
+    for name, flags, count in (
+        ("x.parquet", (), 3),
+        ("x.jsonl", ("--text-column", "mine"), 3),
+        ("x.conll", (), 2),
+    ):
+        summary = embed(made, tmp_path / name, tmp_path / "out.safetensors", "--words", *flags)
+        assert summary["rows"] == count
+        for one, other in zip(read(tmp_path / "out.safetensors"), expected[:count], strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+    (tmp_path / "x.csv").write_text("id,body\n1,The cat\n", encoding="utf-8")
+    embed(made, tmp_path / "x.csv", tmp_path / "out.npy", "--text-column", "body")
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), model.embed(["The cat"]), rtol=0, atol=1e-5)
+
+
+def test_threads_are_set(made: Made, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    asked: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    embed(made, texts, tmp_path / "x.npy", "--threads", "3")
+    bertsmith("score", made.model, "--input", texts, *FP32, "--threads", "2")
+    assert asked == [3, 2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--output", "x.txt"), "x.txt: vectors are written to .npy, .parquet, .safetensors"),
+        (("--output", "x.npy", "--words"), "x.npy: .npy holds one vector a text"),
+        (("--output", "x.npy", "--layers", "-9:"), "layers: -9: is not in this model, which has 0 (embeddings) to 2"),
+        (("--output", "x.npy", "--layers", "9"), "layers: 9 is not in this model"),
+        (("--output", "x.npy", "--pool", "max"), "invalid choice: 'max'"),
+        (("--output", "x.npy", "--max-length", "900"), "max_length: 900 is not between 3 and the model's 512"),
+        (("--output", "x.npy", "--long", "refuse", "--max-length", "8"), "more tokens than 8; shorten the text"),
+        (("--output", "x.npy", "--text-column", "body"), "x.jsonl:1: no text column; every row must hold a text"),
+        (("--output", "x.npy", "--threads", "0"), "threads: 0 is not a number from 1 up"),
+        (("--output", "x.safetensors", "--words", "--long", "cut"), "words would have no vector"),
+    ],
+)
+def test_mistakes(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any, message: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.jsonl").write_text('{"text": "a cat"}\n{"text": "the cat and a dog and a cat"}\n', encoding="utf-8")
+    outcome = bertsmith("embed", made.model, "--input", "x.jsonl", *FP32, *arguments)
+    assert message in outcome.mistake
+    assert [path.name for path in tmp_path.iterdir()] == ["x.jsonl"]
+
+
+def score(made: Made, *arguments: object) -> Outcome:
+    return bertsmith("score", made.model, *FP32, *arguments)
+
+
+def test_score(made: Made, model: LoadedModel, texts: Path, tmp_path: Path) -> None:
+    summary = score(made, "--input", texts, "--output", tmp_path / "x.tsv", "--json").json
+    expected = model.score(TEXTS)
+    lines = (tmp_path / "x.tsv").read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "pll\ttokens\tpppl"
+    for line, row in zip(lines[1:], expected, strict=True):
+        pll, tokens, perplexity = line.split("\t")
+        assert float(pll) == pytest.approx(row["pll"], abs=1e-3)
+        assert int(tokens) == row["tokens"]
+        if row["pppl"] is None:
+            assert not perplexity
+        else:
+            assert float(perplexity) == pytest.approx(row["pppl"], rel=1e-3)
+    total, tokens = sum(row["pll"] for row in expected), sum(row["tokens"] for row in expected)
+    assert summary["rows"] == 5
+    assert summary["tokens"] == tokens
+    assert summary["pll_mean"] == pytest.approx(total / 5, rel=1e-4)
+    assert summary["pppl"] == pytest.approx(math.exp(-total / tokens), rel=1e-4)
+    masked = score(made, "--input", texts, "--within-word", "mask", "--json").json
+    assert masked["output"] is None
+    assert masked["pll_mean"] == pytest.approx(sum(row["pll"] for row in model.score(TEXTS, "mask")) / 5, rel=1e-4)
+    assert masked["pll_mean"] != summary["pll_mean"]
+
+
+def test_score_pairs(made: Made, tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("schön,schlecht\nthe cat sleeps,cat the sleeps\na dog,a dog\n", encoding="utf-8")
+    flags = ("--pairs", "--good-column", "schön", "--bad-column", "schlecht")
+    summary = score(made, "--input", path, *flags, "--json").json
+    assert summary["rows"] == 2
+    assert summary["ties"] == 1
+    assert summary["accuracy"] in (0.0, 0.5)
+    assert "no column 'sentence_good'" in score(made, "--input", path, "--pairs").mistake
+    assert "are for --pairs" in score(made, "--input", path, "--good-column", "schön").mistake
+    assert "is for single sentences" in score(made, "--input", path, "--pairs", "--text-column", "x").mistake
