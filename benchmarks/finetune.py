@@ -70,8 +70,8 @@ class Job:
         numbers = ["--epochs", f"{self.epochs:g}", "--batch-size", str(self.batch_size)]
         numbers += ["--learning-rate", f"{self.learning_rate:g}", "--max-length", str(self.max_length)]
         if self.side == "ours":
-            # the last weights, as theirs: choosing the best epoch on dev would flatter ours
-            extra = ["--out", str(run), "--seeds", "1", "--keep", "last", "--json"]
+            # dev once, of the last weights, as theirs: choosing the best epoch on dev would flatter ours
+            extra = ["--out", str(run), "--seeds", "1", "--keep", "last", "--eval.every", "1000000000", "--json"]
             return [sys.executable, "-m", "bertsmith", "finetune", self.task, *files, *numbers, *extra]
         trainer = str(HERE / "finetune_trainer.py")
         return [sys.executable, trainer, self.task, *files, *numbers, "--setting", self.side]

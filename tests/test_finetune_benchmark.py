@@ -500,6 +500,33 @@ def test_commands_are_the_documented_ones(driver: ModuleType) -> None:
     assert theirs[-2:] == ["--setting", "best"]
 
 
+@pytest.mark.slow
+def test_both_sides_for_real(
+    trainer: ModuleType,
+    driver: ModuleType,
+    model: str,
+    made_data: MadeData,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Processes as they are meant: each side takes its command, trains on all rows, and gives the task's metrics."""
+    chosen = ["mrpc", "ner", "squad1"]  # one of each kind
+    arguments = ["--model", model, "--data", str(made_data.folder), "--out", str(tmp_path), "--seeds", "1"]
+    arguments += ["--tasks", ",".join(chosen), "--sides", "ours,best", "--epochs", "1", "--batch-size", "16"]
+    code = driver.main([*arguments, "--train-rows", "20"])
+    logs = "\n".join(path.read_text(encoding="utf-8")[-2000:] for path in sorted((tmp_path / "logs").iterdir()))
+    assert code == 0, logs
+    done = driver.read_results(tmp_path / "results.jsonl")
+    assert len(done) == 2 * len(chosen)
+    for job, result in done.items():
+        assert set(result["dev"]) >= set(driver.TASKS[job.task].metrics), job
+        # whole passes over the same rows on both sides
+        claimed = result["printed"]["runs"][0] if job.side == "ours" else result["printed"]
+        assert claimed["examples_per_second"] == pytest.approx(result["examples_per_second"], rel=1e-3), job
+    assert not any((tmp_path / "runs").iterdir())
+    assert capsys.readouterr().out.count("\n| ") == 2 + sum(len(driver.TASKS[task].metrics) for task in chosen)
+
+
 def test_difference_in_deviations(driver: ModuleType) -> None:
     """Against Welch's t, which is this number."""
     from scipy import stats
