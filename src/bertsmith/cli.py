@@ -46,7 +46,7 @@ exit codes: 0 done; 2 the input or the options are wrong; 130 interrupted; 1 a f
 def bench_overview() -> str:
     """What `bertsmith bench --help` prints."""
     lines = "\n".join(f"  {name:<16}{COMMANDS[name].summary}" for name in COMMANDS if name.startswith("bench "))
-    return f"usage: bertsmith bench pretrain|finetune|prepare ... (default pretrain)\n\n{lines}"
+    return f"usage: bertsmith bench pretrain|finetune|embed|prepare ... (default pretrain)\n\n{lines}"
 
 
 def find_command(argv: Sequence[str]) -> tuple[str, list[str]]:

@@ -23,6 +23,7 @@ from bertsmith.arguments import (
 )
 from bertsmith.convert_command import add_convert, run_convert, show_convert
 from bertsmith.errors import UserError
+from bertsmith.export_command import add_export, run_export, show_export
 from bertsmith.finetune_commands import (
     add_evaluate,
     add_finetune,
@@ -281,6 +282,23 @@ def run_bench_finetune(args: argparse.Namespace, pairs: Pairs) -> Summary:
     return benchmark_finetuning(args.model, args.batch, args.length, args.steps, args.device, args.precision, args.seed)
 
 
+def add_bench_embed(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--model", default="mini", metavar="SIZE|DIR", help="tiny, mini, … (see bench pretrain) or a model folder"
+    )
+    parser.add_argument("--texts", type=whole_number, default=256, metavar="N", help="texts a step (default 256)")
+    parser.add_argument("--length", type=whole_number, default=128, metavar="N", help="tokens at most (default 128)")
+    parser.add_argument("--steps", type=whole_number, default=10, metavar="N", help="steps timed (default 10)")
+    parser.add_argument("--seed", type=whole_number, default=0, metavar="N", help="of weights and texts (default 0)")
+    add_compute(parser, "as for embed; for a size the faster of the two here")
+
+
+def run_bench_embed(args: argparse.Namespace, pairs: Pairs) -> Summary:
+    from bertsmith.inference.benchmark import benchmark_embedding
+
+    return benchmark_embedding(args.model, args.texts, args.length, args.steps, args.device, args.precision, args.seed)
+
+
 def add_bench_prepare(parser: CommandParser) -> None:
     parser.add_argument("inputs", nargs="*", metavar="INPUT", help="text to use (default: the demo's, several times)")
     add_workers(parser)
@@ -429,6 +447,25 @@ travel beside these, so that the way back loses nothing.""",
         run_convert,
         show_convert,
     ),
+    "export": Command(
+        "a model as a deployable file, checked against the model before it is kept",
+        """A model folder in; a folder for deployment out: the model for ONNX Runtime and its like, or as a torch.export
+program, with config.json, labels and tokenizer. What it computes depends on MODEL: a fine-tuned head's logits (spans:
+start and end), a pre-trained model's prediction and next-sentence logits, else the encoder's last hidden states and
+pooled vector. Inputs are input_ids, attention_mask and token_type_ids, each int64 (batch, sequence) of any size up to
+the model's positions, padded on the right.
+
+The file is run beside the model on random texts; if the two differ by more than 1e-4 it is not kept and the exit code
+is 1. With --int8 (four times smaller; faster where the processor has int8 instructions) size, speed and agreement are
+measured and shown. bertsmith.inference.export.load_exported(DIR).run(input_ids, attention_mask, token_type_ids) runs
+either format, and takes whole numbers of any type.""",
+        """  bertsmith export sentiment --out deployed --format onnx
+  bertsmith export run/model --out small --format onnx --int8
+  bertsmith export run/model --out program --format torch""",
+        add_export,
+        run_export,
+        show_export,
+    ),
     "info": Command(
         "describe a corpus, run, checkpoint, model or tokenizer folder",
         "A folder in, what it is and what it holds out. Nothing is changed; a run may be under way.",
@@ -462,6 +499,16 @@ measured just before in the same precision.""",
         "  bertsmith bench finetune --model base --batch 32 --length 128",
         add_bench_pretrain,
         run_bench_finetune,
+    ),
+    "bench embed": Command(
+        "time the making of vectors",
+        """Tokenizing, packing, forward and mean over the tokens of synthetic texts of mixed lengths, from a quarter of
+--length to all of it: the first call, then texts and tokens a second, and utilization, the share of the matrix-product
+rate measured just before in the same precision.""",
+        """  bertsmith bench embed --model base --length 256
+  bertsmith bench embed --model run/model""",
+        add_bench_embed,
+        run_bench_embed,
     ),
     "bench prepare": Command(
         "time the preparation of a corpus",
