@@ -241,14 +241,18 @@ GLUE: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
 # --- runs
 
 
-def make_settings(task: str, model: Path, train: Path | None, dev: Path | None, **changes: Any) -> FinetuneSettings:
+def make_settings(
+    task: str, model: Path, train: Path | None = None, dev: Path | None = None, **changes: Any
+) -> FinetuneSettings:
     """SETTINGS with `changes` (`section__key` for dotted keys), by the way the command line takes."""
-    named = {"task": task, "model": model, "train": train, "dev": dev}
+    named: dict[str, Any] = {"task": task, "model": model, "train": train, "dev": dev}
     values = SETTINGS | {key.replace("__", "."): value for key, value in {**named, **changes}.items()}
     return load_settings(FinetuneSettings, None, [(k, str(v)) for k, v in values.items() if v is not None])
 
 
-def tune(out: Path, task: str, model: Path, train: Path | None, dev: Path | None, **changes: Any) -> dict[str, Any]:
+def tune(
+    out: Path, task: str, model: Path, train: Path | None = None, dev: Path | None = None, **changes: Any
+) -> dict[str, Any]:
     """Fine-tune or resume; the summary."""
     return runs.finetune(make_settings(task, model, train, dev, **changes), out)
 

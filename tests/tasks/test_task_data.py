@@ -1,0 +1,352 @@
+"""From files to encoded rows: labels learnt and matched by name, what is wrong said before training, losses counted."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertsmith.errors import UserError
+from bertsmith.inference.predict import evaluate_file, predict_file
+from bertsmith.tasks.data import find_files, make_spec, open_task_data
+from bertsmith.text.tokenizer import BertTokenizer
+from made_tasks import (
+    KINDS,
+    StepProbe,
+    make_config,
+    make_model,
+    make_settings,
+    questions,
+    reviews,
+    tune,
+    write_glue,
+    write_rows,
+    write_squad,
+)
+
+Files = dict[str, tuple[Path, Path]]
+CONFIG = make_config()
+
+
+def open_data(tokenizer: BertTokenizer, task: str, train: Path | None, dev: Path | None, **changes: Any) -> Any:
+    return open_task_data(make_settings(task, Path("m"), train, dev, **changes), CONFIG, tokenizer)
+
+
+# --- which files
+
+
+def test_folders(files: Files, tmp_path: Path) -> None:
+    def found(task: str, **changes: Any) -> tuple[str, dict[str, str], dict[str, str]]:
+        made = find_files(make_settings(task, Path("m"), data=tmp_path, **changes))
+        names = {split: Path(path).name for split, path in made.test.items()}
+        return Path(made.train).name, {split: Path(path).name for split, path in made.dev.items()}, names
+
+    with pytest.raises(UserError, match=r"holds no file called train with one of the endings \.tsv, \.csv, .*--train"):
+        found("classify")
+    for name in ("train.csv", "train.jsonl.gz", "notes.txt"):
+        (tmp_path / name).touch()
+    with pytest.raises(UserError, match="holds no file called dev"):
+        found("classify")
+    (tmp_path / "validation.parquet").touch()
+    assert found("classify") == ("train.csv", {"dev": "validation.parquet"}, {})
+    (tmp_path / "dev.tsv.zst").touch()
+    (tmp_path / "test.conll").touch()
+    assert found("ner") == ("train.csv", {"dev": "dev.tsv.zst"}, {"test": "test.conll"})
+    assert found("ner", dev="d.csv", test="t.csv")[1:] == ({"dev": "d.csv"}, {"test": "t.csv"})
+    with pytest.raises(UserError, match=r"data: .*notes\.txt is no folder"):
+        find_files(make_settings("classify", Path("m"), data=tmp_path / "notes.txt"))
+
+
+def test_glue_folders(tmp_path: Path) -> None:
+    glue = write_glue(tmp_path / "glue")
+
+    def found(task: str, data: Path, **changes: Any) -> Any:
+        return find_files(make_settings(task, Path("m"), data=data, **changes))
+
+    assert found("mrpc", glue) == found("mrpc", glue / "MRPC")
+    mnli = found("mnli", glue)
+    assert list(mnli.dev) == ["dev_matched", "dev_mismatched"]
+    assert list(mnli.test) == ["test_matched", "test_mismatched"]
+    assert found("mrpc", glue, dev="x.tsv", test="y.tsv").dev == {"dev": "x.tsv"}
+    assert found("mrpc", glue, dev="x.tsv", test="y.tsv").test == {"test": "y.tsv"}
+    (glue / "RTE" / "dev.tsv").unlink()
+    with pytest.raises(UserError, match=r"RTE: no 'dev\.tsv'; it holds"):
+        found("rte", glue)
+    shutil.rmtree(glue / "RTE")
+    with pytest.raises(UserError, match="glue"):
+        found("rte", glue)
+
+
+# --- lengths and switches
+
+
+def test_lengths() -> None:
+    def length(task: str, positions: int, **changes: Any) -> int:
+        settings = make_settings(task, Path("m"), Path("t"), Path("d"), **{"max_length": None, **changes})
+        return make_spec(settings, make_config(max_position_embeddings=positions)).max_length
+
+    assert [length("classify", positions) for positions in (64, 128, 512)] == [64, 128, 128]
+    assert [length("squad1", positions) for positions in (64, 384, 512)] == [64, 384, 384]
+    assert length("classify", 512, max_length=512) == 512
+    with pytest.raises(UserError, match="max_length: sequences of 65 tokens are longer than the model's 64 positions"):
+        length("classify", 64, max_length=65)
+
+
+@pytest.mark.parametrize("task", ["ner", "squad2", "choice", "swag"])
+def test_windows_where_they_mean_nothing(files: Files, tmp_path: Path, task: str) -> None:
+    settings = make_settings(task, Path("m"), Path("t"), Path("d"), long="window")
+    with pytest.raises(UserError, match=f"long: window is for tasks on whole texts; {task} needs no such switch"):
+        make_spec(settings, CONFIG)
+
+
+def test_lengths_too_short_for_anything(model: Path, files: Files, tmp_path: Path) -> None:
+    for task, length, message in (
+        ("classify", 2, "max_length: 2 tokens do not hold a text; use 3 or more"),
+        ("pairs", 4, "max_length: 4 tokens do not hold a pair of texts; use 5 or more"),
+        ("ner", 2, "max_length: 2 tokens do not hold a word; use 3 or more"),
+        ("squad1", 3, "max_length: 3 tokens hold no context"),
+    ):
+        with pytest.raises(UserError, match=message):
+            tune(tmp_path / "run", task, model, *files[task], max_length=length)
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_stride_that_would_lose_tokens(model: Path, files: Files, tmp_path: Path, steps: StepProbe) -> None:
+    for options, message in (
+        ({"squad__stride": 128}, "stride: 128 is more than the 29 tokens a window of max_length 32"),
+        # a question of 3 tokens leaves room for 10
+        (
+            {"squad__stride": 12, "max_length": 16},
+            r"question .*-.*: a question of 3 tokens leaves room for 10 .* stride",
+        ),
+        ({"squad__stride": 1, "max_length": 6}, "a question of 3 tokens leaves no room"),
+    ):
+        with pytest.raises(UserError, match=message):
+            tune(tmp_path / "run", "squad1", model, *files["squad1"], **options)
+        assert not (tmp_path / "run").exists()
+    assert steps.steps == 0
+    tune(tmp_path / "run", "squad1", model, *files["squad1"], squad__stride=1, max_length=6, squad__max_question=2,
+         epochs=0.1, squad__max_answer=1, squad__n_best=2)  # fmt: skip
+    report = json.loads((tmp_path / "run" / "result.json").read_bytes())
+    assert report["steps"] == 1
+
+
+# --- labels
+
+
+def test_labels_are_matched_by_name(model: Path, tmp_path: Path) -> None:
+    """pains.md F2: trained on one order of names, scored on a file with another, read back from the folder."""
+    labels = ("neutral", "entailment", "contradiction")
+    rows = [(f"the cat {number}", labels[number % 3]) for number in range(12)]
+    train = write_rows(tmp_path / "train.csv", ("text", "label"), rows)
+    other = write_rows(tmp_path / "other.jsonl", ("label", "text"), [row[::-1] for row in reversed(rows)])
+    summary = tune(tmp_path / "run", "classify", model, train, other, epochs=1)
+    assert summary["labels"] == sorted(labels)
+    config = json.loads((tmp_path / "run" / "model" / "config.json").read_bytes())
+    assert config["id2label"] == {"0": "contradiction", "1": "entailment", "2": "neutral"}
+    assert config["label2id"] == {"contradiction": 0, "entailment": 1, "neutral": 2}
+    forward, backward = (evaluate_file(tmp_path / "run", str(path), "cpu", "fp32") for path in (train, other))
+    assert forward["metrics"] == pytest.approx(summary["dev"])
+    assert backward["metrics"] == pytest.approx(summary["dev"])
+    assert [row["label"] for row in backward["per_class"]] == sorted(labels)
+    assert [row["support"] for row in backward["per_class"]] == [4, 4, 4]
+    predict_file(tmp_path / "run", str(train), tmp_path / "p.jsonl", "cpu", "fp32")
+    predicted = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text("utf-8").splitlines()]
+    assert all(set(row["scores"]) == set(labels) for row in predicted)
+    said = [row["label"] for row in predicted]
+    assert forward["metrics"]["accuracy"] == sum(a == b for a, (_, b) in zip(said, rows, strict=True)) / 12
+
+
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".jsonl", ".parquet", ".csv.gz"])
+def test_labels_and_texts_stay_as_typed(tokenizer: BertTokenizer, tmp_path: Path, ending: str) -> None:
+    """ "01" is no number, "NA" is no hole, "-1" and "?" are labels."""
+    texts = ("NA", "null", "None", "nan", "a")
+    labels = ("01", "1", "-1", "?", "NA")
+    train = write_rows(tmp_path / f"t{ending}", ("text", "label"), list(zip(texts, labels, strict=True)))
+    data = open_data(tokenizer, "classify", train, train)
+    assert data.task.spec.labels == ("-1", "01", "1", "?", "NA")
+    assert [example.text for example in data.dev["dev"].examples] == list(texts)
+    assert data.report["train"]["labels"] == dict.fromkeys(sorted(labels), 1)
+    assert data.report["train"]["rows"] == data.report["dev"]["rows"] == 5
+
+
+def test_numbers_are_labels_too(tokenizer: BertTokenizer, tmp_path: Path) -> None:
+    train = write_rows(tmp_path / "t.jsonl", ("text", "label"), [("a", 10), ("b", 9), ("c", 9)])
+    assert open_data(tokenizer, "classify", train, train).task.spec.labels == ("9", "10")
+
+
+def test_several_labels_a_cell(tokenizer: BertTokenizer, tmp_path: Path) -> None:
+    rows = [("a", "weather;safety"), ("b", ""), ("c", "safety; weather ")]
+    train = write_rows(tmp_path / "t.csv", ("text", "labels"), rows)
+    data = open_data(tokenizer, "multilabel", train, train)
+    assert data.task.spec.labels == ("safety", "weather")
+    assert [sequences[0].targets.tolist() for sequences in data.train] == [[1, 1], [0, 0], [1, 1]]
+    bars = write_rows(tmp_path / "u.csv", ("text", "topics"), [(text, cell.replace(";", "|")) for text, cell in rows])
+    data = open_data(tokenizer, "multilabel", bars, bars, label_separator="|", label_column="topics")
+    assert data.task.spec.labels == ("safety", "weather")
+    lists = write_rows(tmp_path / "v.jsonl", ("text", "labels"), [("a", ["x", "y"]), ("b", [])])
+    assert open_data(tokenizer, "multilabel", lists, lists).task.spec.labels == ("x", "y")
+
+
+def test_columns_by_flags(tokenizer: BertTokenizer, tmp_path: Path) -> None:
+    rows = [("9", "pos", "the cat", "a dog"), ("8", "neg", "a man", "we")]
+    train = write_rows(tmp_path / "t.tsv", ("id", "judgement", "body", "title"), rows)
+    data = open_data(tokenizer, "classify", train, train, text_column="body", label_column="judgement")
+    assert [example.text for example in data.dev["dev"].examples] == ["the cat", "a man"]
+    named = {"text_column": "body", "text_pair_column": "title", "label_column": "judgement"}
+    for task in ("classify", "pairs"):
+        data = open_data(tokenizer, task, train, train, **named)
+        assert [example.pair for example in data.dev["dev"].examples] == ["a dog", "we"]
+        assert all(sequences[0].second_segment < len(sequences[0]) for sequences in data.train)
+    with pytest.raises(
+        UserError, match=r"t\.tsv:1: no columns 'text', 'label' in the first row.* there are 'id', 'judg"
+    ):
+        open_data(tokenizer, "classify", train, train)
+    (tmp_path / "l.csv").write_bytes("text,label\ncafé,a\nx,b\n".encode("latin-1"))
+    data = open_data(tokenizer, "classify", tmp_path / "l.csv", tmp_path / "l.csv", encoding="latin-1")
+    assert data.dev["dev"].examples[0].text == "café"
+
+
+# --- what is wrong is said before training, and nothing is left
+
+
+GOOD_CSV = "text,label\na cat,x\na dog,y\n"
+MISTAKES: dict[str, tuple[str, dict[str, str], str]] = {
+    "absent": ("classify", {"train.csv": ""}, r"train\.csv: empty file"),
+    "no header": ("classify", {"train.csv": "a cat,x\na dog,y\n"}, r"train\.csv:1: no columns 'text', 'label' in the"),
+    "one class": ("classify", {"train.csv": "text,label\na,x\nb,x\n"},
+                  r"train\.csv: holds the one label 'x'; there is nothing to tell apart, two classes or more"),
+    "header alone": ("classify", {"train.csv": "text,label\n"}, r"train\.csv: holds no label; there is nothing"),
+    "dev is empty": ("classify", {"dev.csv": "text,label\n"}, r"dev\.csv: holds no example to learn from or to score"),
+    "unseen in dev": ("classify", {"dev.csv": "text,label\na,x\nb,z\n"},
+                      r"dev\.csv:3: label 'z' is not one of the training file's: x, y; mend one of the files"),
+    "unseen in test": ("classify", {"test.csv": "text,label\na,x\nb,z\n"}, r"test\.csv:3: label 'z' is not one of"),
+    "unseen among unlabelled": ("classify", {"test.csv": "text,label\na,\nb,z\nc,\n"}, r"test\.csv:3: label 'z'"),
+    "empty text": ("classify", {"train.csv": "text,label\na,x\n,y\n   ,y\n"},
+                   r"train\.csv:3: column 'text' is empty; .*train\.csv:4: column 'text' is empty"),
+    "empty label": ("classify", {"dev.csv": "text,label\na,x\nb,\n"}, r"dev\.csv:3: column 'label' is empty"),
+    "one cell more": ("classify", {"train.csv": "text,label\na,x\nb,y,z\n"}, r"train\.csv:3: 3 cells where the"),
+    "no number": ("regress", {"train.csv": "text,label\na,1\nb,high\n"}, r"train\.csv:3: column 'label' holds 'high'"),
+    "no label at all": ("multilabel", {"train.csv": "text,labels\na,\nb,\n", "dev.csv": "text,labels\na,\n"},
+                        r"train\.csv: holds no label"),
+    "unseen label of several": ("multilabel", {"train.csv": "text,labels\na,p\n", "dev.csv": "text,labels\na,p;q\n"},
+                                r"dev\.csv:2: label 'q' is not one of the training file's: p"),
+    "no choice": ("choice", {"train.csv": "context,choice0,choice1,label\na,b,c,2\n"}, r"train\.csv:2: column 'label'"),
+    "pairs without": ("pairs", {}, r"train\.csv:1: no columns 'sentence1', 'sentence2'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_in_tables(model: Path, tmp_path: Path, steps: StepProbe, mistake: str) -> None:
+    task, contents, message = MISTAKES[mistake]
+    for name in ("train.csv", "dev.csv", "test.csv"):
+        (tmp_path / name).write_text(contents.get(name, GOOD_CSV), encoding="utf-8")
+    train, dev, test = (tmp_path / name for name in ("train.csv", "dev.csv", "test.csv"))
+    with pytest.raises(UserError, match=message) as caught:
+        tune(tmp_path / "run", task, model, train, dev, test=test)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+    assert steps.steps == 0
+
+
+@pytest.mark.parametrize("part", ["train", "dev", "test"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_that_are_not_there(model: Path, files: Files, tmp_path: Path, kind: str, part: str) -> None:
+    named = dict(zip(("train", "dev", "test"), (*files[kind], files[kind][1]), strict=True))
+    named[part] = tmp_path / "nowhere" / named[part].name
+    with pytest.raises(UserError, match="nowhere"):
+        tune(tmp_path / "run", kind, model, named["train"], named["dev"], test=named["test"], squad__stride=8)
+    assert not (tmp_path / "run").exists()
+
+
+def test_mistakes_in_tags(model: Path, files: Files, tmp_path: Path) -> None:
+    def write(name: str, content: str) -> Path:
+        (tmp_path / name).write_text(content, encoding="utf-8")
+        return tmp_path / name
+
+    train = files["ner"][0]
+    for name, content, message in (
+        ("a.conll", "anna\tB-PER\nlives\n", r"a\.conll:2: no tag beside 'lives'"),
+        ("b.conll", "anna\tPERSON\n", r"b\.conll:1: 'PERSON' is no tag"),
+        ("c.conll", "anna\tB-PER\n\nacme\tB-ORG\n", r"c\.conll:3: tag 'B-ORG' is not known; the tags are O, B-LOC"),
+    ):
+        with pytest.raises(UserError, match=message):
+            tune(tmp_path / "run", "ner", model, train, write(name, content))
+        assert not (tmp_path / "run").exists()
+    with pytest.raises(UserError, match=r"train\.conll:1: 2 columns; the token was to be in column 7"):
+        tune(tmp_path / "run", "ner", model, train, train, ner__token_column=7)
+
+
+def test_models_that_do_not_fit(model: Path, files: Files, tmp_path: Path) -> None:
+    small = make_model(tmp_path / "small")
+    config = json.loads((small / "config.json").read_bytes())
+    (small / "config.json").write_text(json.dumps(config | {"vocab_size": 50}), encoding="utf-8")
+    single = make_model(tmp_path / "single", type_vocab_size=1)
+    for folder, task, message in (
+        (small, "classify", "its tokenizer has [0-9]+ entries, its word table 50; they do not belong together"),
+        (single, "pairs", r"train\.csv: holds pairs of texts, and the model has no embedding for a second segment"),
+        (single, "squad1", r"train\.json: holds pairs of texts, .* \(type_vocab_size 1\); use another model"),
+    ):
+        with pytest.raises(UserError, match=message):
+            tune(tmp_path / "run", task, folder, *files[task], squad__stride=8)
+        assert not (tmp_path / "run").exists()
+    with pytest.raises(UserError, match="nowhere"):
+        tune(tmp_path / "run", "classify", tmp_path / "nowhere", *files["classify"])
+    tune(tmp_path / "run", "classify", single, *files["classify"], epochs=0.1)
+
+
+# --- losses are counted
+
+
+def test_what_is_cut_and_unknown_is_said(model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    rows = [(f"{text} ☃ ☃", label) for text, label in reviews(8)]
+    rows[3] = (f"{' '.join(['cat'] * 40)} ☃ ☃", rows[3][1])
+    path = write_rows(tmp_path / "t.csv", ("text", "label"), rows)
+    summary = tune(tmp_path / "run", "classify", model, path, path, epochs=0.1, max_length=32)
+    said = capfd.readouterr().err
+    train = summary["data_report"]["train"]
+    assert (train["truncated"], train["truncated_tokens"]) == (1, 42 - 30)
+    assert train["unknown_rate"] == pytest.approx(16 / train["tokens"])
+    assert "train: 1 of 8 examples are longer than 32 tokens and cut" in said
+    assert "--long window shows all of it" in said
+    assert "warning: train: " in said
+    assert "of the tokens are [UNK]" in said
+
+
+def test_questions_whose_answers_are_elsewhere(model: Path, tmp_path: Path) -> None:
+    """Learnt from they cannot be, scored they are: by their text."""
+    paragraphs = questions(6)
+    paragraphs[0]["qas"][0]["answers"] = [{"text": "nobody", "answer_start": 0}]
+    path = write_squad(tmp_path / "t.json", paragraphs)
+    summary = tune(tmp_path / "run", "squad1", model, path, path, epochs=1, squad__stride=8)
+    report = summary["data_report"]
+    assert report["train"]["answers_misplaced"] == 1
+    assert (report["train"]["rows"], report["train"]["sequences"]) == (12, 11)
+    assert (report["dev"]["rows"], report["dev"]["sequences"]) == (12, 12)
+    assert evaluate_file(tmp_path / "run", str(path), "cpu", "fp32")["metrics"] == pytest.approx(summary["dev"])
+    lost = write_squad(tmp_path / "l.json", [paragraphs[0] | {"qas": paragraphs[0]["qas"][:1]}])
+    with pytest.raises(UserError, match=r"l\.json: holds no example to learn from"):
+        tune(tmp_path / "none", "squad1", model, lost, path, squad__stride=8)
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_fingerprint(tokenizer: BertTokenizer, files: Files, tmp_path: Path) -> None:
+    """Of contents: another path or packing is the same, another label, tag or answer of dev is not."""
+    for kind, old, new in (
+        ("classify", ",pos", ",neg"),
+        ("regress", ",5", ",4"),
+        ("ner", "B-LOC", "B-PER"),
+        ("choice", ",1\n", ",0\n"),
+        ("squad1", '"anna", "answer_start"', '"ann", "answer_start"'),
+    ):
+        train, dev = files[kind]
+        before = open_data(tokenizer, kind, train, dev, squad__stride=8).sha256
+        copy = tmp_path / dev.name
+        shutil.copyfile(dev, copy)
+        assert open_data(tokenizer, kind, train, copy, squad__stride=8).sha256 == before
+        content = dev.read_text("utf-8")
+        assert old in content
+        copy.write_text(content.replace(old, new, 1), encoding="utf-8")
+        assert open_data(tokenizer, kind, train, copy, squad__stride=8).sha256 != before, kind
+        assert open_data(tokenizer, kind, copy, dev, squad__stride=8).sha256 != before, kind
