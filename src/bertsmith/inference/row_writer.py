@@ -4,8 +4,8 @@ Lists and dictionaries stand as JSON in the cells of .csv and .tsv, and as they 
 """
 
 import contextlib
-import csv
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +15,8 @@ from bertsmith.storage import atomic_file, disk_errors
 
 ENDINGS = (".jsonl", ".csv", ".tsv", ".parquet")
 Row = dict[str, Any]
+# RFC 4180, and a lone CR, which Python's own writer (3.11) leaves bare
+_QUOTED = re.compile('[",\r\n]')
 
 
 class RowWriter(Protocol):
@@ -63,7 +65,6 @@ class _CellWriter:
     def __init__(self, file: Any, separator: str) -> None:
         self.separator = separator
         self.file = file
-        self.csv = csv.writer(file, lineterminator="\n")
         self.header: list[str] | None = None
 
     def write(self, rows: Sequence[Row]) -> None:
@@ -75,10 +76,15 @@ class _CellWriter:
 
     def _write(self, cells: list[str]) -> None:
         if self.separator == ",":
-            self.csv.writerow(cells)
+            written = [_quote(cell) for cell in cells]
+            written = written if any(written) else ['""', *written[1:]]  # or the line would be blank, and no row
         else:  # a .tsv has no quotes: what would end a cell or a row is a blank
-            cleaned = (" ".join(cell.replace("\t", " ").splitlines()) if cell else "" for cell in cells)
-            self.file.write("\t".join(cleaned) + "\n")
+            written = [" ".join(cell.replace("\t", " ").splitlines()) for cell in cells]
+        self.file.write(self.separator.join(written) + "\n")
+
+
+def _quote(cell: str) -> str:
+    return '"' + cell.replace('"', '""') + '"' if _QUOTED.search(cell) else cell
 
 
 def _cell(value: Any) -> str:
