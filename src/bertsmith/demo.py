@@ -64,11 +64,15 @@ def run_demo(out: Path, minutes: float, seed: int = 0) -> dict[str, Any]:
         f"5/5 fine-tuning: bertsmith finetune classify --model {run / 'model'} --train TRAIN --dev DEV "
         f"--out {sentiment} --learning-rate {FINETUNE_RATE:g}"
     )
-    files = {part: demo_review_path(part) for part in ("train", "dev")}
-    summaries["finetune"] = finetune(
-        FinetuneSettings(task="classify", model=str(run / "model"), learning_rate=FINETUNE_RATE, seed=seed, **files),
-        sentiment,
+    tuning = FinetuneSettings(
+        task="classify",
+        model=str(run / "model"),
+        train=demo_review_path("train"),
+        dev=demo_review_path("dev"),
+        learning_rate=FINETUNE_RATE,
+        seed=seed,
     )
+    summaries["finetune"] = finetune(tuning, sentiment)
     write_text(out / MARK, json.dumps(summaries, indent=1, ensure_ascii=True) + "\n")
     return summaries
 

@@ -1,14 +1,53 @@
-"""The commands that use a model as it is: embed and score. commands.py holds them beside the others."""
+"""A pre-trained model at work: fill, embed, score."""
 
 import argparse
 import re
-from typing import Any
+from pathlib import Path
 
-from bertsmith.arguments import CommandParser, add_compute, add_text_column, typed, whole_number
+from bertsmith.arguments import (
+    CommandParser,
+    add_compute,
+    add_text_column,
+    typed,
+    whole_number,
+)
+from bertsmith.commands.command import Command, Pairs, Summary
 from bertsmith.errors import UserError
+from bertsmith.results import print_text
 
-Summary = dict[str, Any]
-Pairs = list[tuple[str, str]]
+
+def add_fill(parser: CommandParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="model folder (RUN/model, or any BERT of transformers), or RUN")
+    parser.add_argument("texts", nargs="*", metavar="TEXT", help="text with [MASK] where a token is to be guessed")
+    parser.add_argument(
+        "--input", metavar="FILE", help="texts from a .txt (one a line), .jsonl, .csv, .tsv or .parquet file"
+    )
+    add_text_column(parser)
+    parser.add_argument("--top", type=whole_number, default=5, metavar="N", help="guesses a mask (default 5)")
+    add_compute(parser, "fp32")
+
+
+def run_fill(args: argparse.Namespace, pairs: Pairs) -> Summary:
+    from bertsmith.text.rows import read_texts
+
+    texts, places = [typed(text) for text in args.texts or ()], None
+    if bool(texts) == (args.input is not None):
+        raise UserError("fill: give texts with [MASK], or --input FILE with such texts, one of the two")
+    if args.input is not None:
+        texts, places = read_texts(args.input, typed(args.text_column), args.encoding)
+    from bertsmith.inference.fill import fill_masks
+
+    return fill_masks(args.model, texts, args.top, args.device, args.precision, places)
+
+
+def show_fill(summary: Summary) -> None:
+    for result in summary["texts"]:
+        print_text(result["text"])
+        for place, guesses in enumerate(result["masks"], 1):
+            words = "  ".join(f"{guess['token']} {guess['probability']:.1%}" for guess in guesses)
+            print_text(f"  mask {place}: {words}")
+
+
 _PRECISION = "bf16 where it is faster here and measures alike, else fp32"
 
 
@@ -61,7 +100,6 @@ def add_embed(parser: CommandParser) -> None:
 
 
 def run_embed(args: argparse.Namespace, pairs: Pairs) -> Summary:
-    from pathlib import Path
 
     from bertsmith.inference.embed import embed_file
     from bertsmith.inference.features import FeatureOptions
@@ -119,3 +157,43 @@ def run_score(args: argparse.Namespace, pairs: Pairs) -> Summary:
         return score_file(scorer, args.input, args.output, typed(args.text_column), args.encoding)
     good, bad = (None if name is None else typed(name) for name in (args.good_column, args.bad_column))
     return score_pairs_file(scorer, args.input, args.output, good, bad, args.encoding)
+
+
+COMMANDS: dict[str, Command] = {
+    "fill": Command(
+        "fill [MASK] in texts",
+        """A model and texts in, the likeliest tokens for each [MASK] out, with their probabilities. Only [MASK] is
+special in a text; [SEP] and the like are plain text.""",
+        """  bertsmith fill run/model "The capital of France is [MASK]."
+  bertsmith fill run/model --input questions.jsonl --text-column question --top 1 --json""",
+        add_fill,
+        run_fill,
+        show_fill,
+    ),
+    "embed": Command(
+        "vectors of texts: any layers, per text, token or word",
+        """A model and a file of texts in, a file of vectors out: one a text, in input order, or with --pool none one a
+token ([CLS] and [SEP] among them), with --words one a word. Words are what stands between blanks, or the lists of a
+.jsonl or .parquet (column tokens), or the lines of a .conll. What is cut is counted.
+
+.npy holds an array of a row a text. .safetensors holds `vectors`, and for tokens and words `offsets`: text i has the
+rows from offsets[i] to offsets[i + 1] (and for tokens `token_ids`). .parquet holds a row a text, with `vector` or
+`vectors`. With --combine concat, reshaping to (rows, layers, hidden) gives the layers to weight.""",
+        """  bertsmith embed run/model --input texts.txt --output vectors.npy
+  bertsmith embed run/model --input sentences.jsonl --words --layers -4: --output words.safetensors
+  bertsmith embed run/model --input t.csv --text-column body --normalize --output vectors.parquet""",
+        add_embed,
+        run_embed,
+    ),
+    "score": Command(
+        "pseudo-log-likelihood of sentences; accuracy on minimal pairs",
+        """A model with a masked-LM head and a file of sentences in, how likely it finds each out: the sum of the
+log-probabilities (natural) of its tokens, each masked in turn (PLL), and the pseudo-perplexity exp(-PLL / tokens)
+(Salazar et al. 2020). With --pairs a table of acceptable and unacceptable sentences in (BLiMP's .jsonl as it is), the
+share of pairs out in which the acceptable one has the higher PLL.""",
+        """  bertsmith score run/model --input sentences.txt --output scores.jsonl
+  bertsmith score run/model --input blimp/anaphor_number_agreement.jsonl --pairs --json""",
+        add_score,
+        run_score,
+    ),
+}

@@ -1,14 +1,13 @@
-"""The commands around tasks: finetune, glue, evaluate, predict. commands.py holds them beside the others."""
+"""Everything around tasks: finetune, glue, evaluate, predict."""
 
 import argparse
 from pathlib import Path
 from typing import Any
 
 from bertsmith.arguments import CommandParser, add_compute, typed
+from bertsmith.commands.command import Command, Pairs, Summary
 from bertsmith.results import print_text
 
-Summary = dict[str, Any]
-Pairs = list[tuple[str, str]]
 _METRICS_SHOWN = 8
 _NOT_OF_GLUE = (
     "task", "train", "dev", "test", "grid", "text_column", "text_pair_column", "label_column", "label_separator",
@@ -143,3 +142,52 @@ def run_predict(args: argparse.Namespace, pairs: Pairs) -> Summary:
     from bertsmith.inference.predict import predict_file
 
     return predict_file(args.model, args.input, args.output, args.device, args.precision, **columns(args))
+
+
+COMMANDS: dict[str, Command] = {
+    "finetune": Command(
+        "fine-tune a model on a task",
+        """A pre-trained model and a task's files in, a run folder out: config.toml, metrics.jsonl, loss.png, the
+confusion matrix, and model/, which `evaluate` and `predict` use and transformers opens. Stopped or killed, the same
+command continues.
+
+TASK is a GLUE task (cola, sst-2, mrpc, sts-b, qqp, mnli, qnli, rte, wnli), squad1, squad2, swag, ner, or for files of
+your own: classify (a text, a label), pairs (two texts, a label), regress (a number), multilabel (labels between
+semicolons), choice, ner, squad1 and squad2 in their layouts. Files are .csv, .tsv, .jsonl or .parquet (ner: CoNLL
+columns too).""",
+        """  bertsmith finetune classify --model run/model --train train.csv --dev dev.csv --out sentiment
+  bertsmith finetune mrpc --model run/model --data glue/MRPC --out mrpc --seeds 5
+  bertsmith finetune ner --model run/model --train train.conll --dev dev.conll --out ner""",
+        add_finetune,
+        run_finetune,
+        show_finetune,
+        usage="TASK --model DIR --out RUN (--data DIR | --train F --dev F) [--SETTING VALUE ...]",
+    ),
+    "glue": Command(
+        "fine-tune on every GLUE task found: table, score, submission",
+        """A pre-trained model and the folder of GLUE's tasks in; a run for each task, a table of dev results, the
+score as the leaderboard averages it, and submission.zip with the predictions for the test files out.""",
+        """  bertsmith glue --model run/model --data glue --out results
+  bertsmith glue --model run/model --data glue --out results --tasks mrpc,rte --seeds 3""",
+        add_glue,
+        run_glue,
+        show_glue,
+        usage="--model DIR --data DIR --out DIR [--tasks NAME,…] [--SETTING VALUE ...]",
+    ),
+    "evaluate": Command(
+        "official metrics of a fine-tuned model on a labelled file",
+        """A fine-tuned run or model and a file in, the task's metrics out. Labels are matched by name.""",
+        "  bertsmith evaluate sentiment --data test.csv",
+        add_evaluate,
+        run_evaluate,
+    ),
+    "predict": Command(
+        "predictions of a fine-tuned model for every row of a file",
+        """A fine-tuned run or model and a file in, a file of predictions out: one a row, in order, labelled or not.
+What is cut is counted.""",
+        """  bertsmith predict sentiment --input new.csv --output predictions.jsonl
+  bertsmith predict ner --input new.conll --output tags.jsonl""",
+        add_predict,
+        run_predict,
+    ),
+}
