@@ -83,6 +83,7 @@ def run_glue(settings: FinetuneSettings, folder: str, out: Path, tasks: Sequence
             name: {key: summary[key] for key in ("metric", "mean", "std", "degenerate_runs")}
             for name, summary in summaries.items()
         },
+        "task_scores": score.pop("tasks"),
         **score,
         "submission": str(out / SUBMISSION),
         "left_out_of_submission": left_out,
@@ -140,7 +141,9 @@ def format_table(summaries: dict[str, Any], score: dict[str, Any]) -> str:
     lines = ["| task | dev | mean of seeds | degenerate |", "|---|---|---|---|"]
     for name, summary in summaries.items():
         dev = ", ".join(f"{metric} {100 * value:.1f}" for metric, value in summary["dev"].items())
-        spread = f"{100 * summary['mean']:.1f}" + (f" ± {100 * summary['std']:.1f}" if summary["std"] else "")
+        spread = f"{100 * summary['mean']:.1f}" + (
+            f" ± {100 * summary['std']:.1f}" if summary["std"] is not None else ""
+        )
         lines.append(f"| {GLUE_TASKS[name].title} | {dev} | {spread} | {summary['degenerate_runs']} |")
     shown = {key: "none" if score[key] is None else f"{score[key]:.1f}" for key in ("score", "score_without_wnli")}
     lines.append(f"| **score** | {shown['score']} | without WNLI {shown['score_without_wnli']} | |")
