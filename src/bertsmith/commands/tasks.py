@@ -161,7 +161,7 @@ columns too).""",
         add_finetune,
         run_finetune,
         show_finetune,
-        usage="TASK --model DIR --out RUN (--data DIR | --train F --dev F) [--SETTING VALUE ...]",
+        usage="TASK --model DIR --out RUN (--data DIR | --train F --dev F) [SETTINGS ...]",
     ),
     "glue": Command(
         "fine-tune on every GLUE task found: table, score, submission",
