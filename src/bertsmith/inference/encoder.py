@@ -22,8 +22,10 @@ from bertsmith.text.tokenizer import BertTokenizer
 
 Ints = npt.NDArray[np.integer]
 
-# tokens that go through the model at once: what stays near the caches, what fills the chip
-TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 65536}
+# tokens that go through the model at once: for each thread of a CPU as many as keep it busy and stay near its caches (a
+# thread is as fast with 1,024 as with 8,192), and as many as fill a GPU
+TOKENS_A_THREAD, MOST_THREADS = 2048, 8
+TOKENS_ON_CUDA = 65536
 
 
 def ranges(begins: Ints, lengths: Ints) -> npt.NDArray[np.int64]:
@@ -128,17 +130,19 @@ class InferenceBert(BertModel):
 
         `rows` (R,): the tokens wanted of the highest of them, which then is (R, H).
         """
-        top = max(wanted)
-        hidden = self.embeddings(token_ids, segment_ids, position_ids, self.compute_dtype, None)
-        attention = _Attention(plan_attention(sequence_starts), self.config.num_attention_heads)
+        top, tokens = max(wanted), len(token_ids)
+        packed = (fill_up(ids) for ids in (token_ids, segment_ids, position_ids))
+        hidden = self.embeddings(*packed, self.compute_dtype, None)
+        attention = _Attention(plan_attention(sequence_starts), self.config.num_attention_heads, tokens)
+        chosen = None if rows is None else fill_up(rows)
         found = {0: hidden}
         for number in range(1, top + 1):
-            hidden = _run_layer(self.encoder.layer[number - 1], hidden, attention, rows if number == top else None)
+            hidden = _run_layer(self.encoder.layer[number - 1], hidden, attention, chosen if number == top else None)
             if number in wanted:
                 found[number] = hidden
-        if top == 0 and rows is not None:
-            found[0] = hidden.index_select(0, rows)
-        return [found[level] for level in wanted]
+        if top == 0 and chosen is not None:
+            found[0] = hidden.index_select(0, chosen)
+        return [found[level][: tokens if rows is None or level < top else len(rows)] for level in wanted]
 
     def hidden_states(
         self,
@@ -169,6 +173,16 @@ class InferenceBert(BertModel):
         return self.levels(token_ids, segment_ids, position_ids, sequence_starts, [top], rows)[0]
 
 
+def fill_up(ids: Tensor) -> Tensor:
+    """`ids` (T,) with zeros after them up to one of a few lengths: at most 3 % more, or 7.
+
+    oneDNN compiles and keeps a kernel for every shape it meets, 0.15 MB and 0.1 ms for the activation alone. What
+    stands in the places filled up takes part in products and in nothing else.
+    """
+    step = max(8, 1 << max(0, len(ids).bit_length() - 6))
+    return F.pad(ids, (0, -len(ids) % step))
+
+
 def _run_layer(layer: nn.Module, hidden: Tensor, attention: "_Attention", rows: Tensor | None) -> Tensor:
     """BertLayer's arithmetic without what training needs: (T, H) → (T, H), or (R, H) of the tokens `rows`."""
     assert isinstance(layer, BertLayer)
@@ -187,31 +201,34 @@ class _Attention:
     take at 84 tokens, a third at 510. Elsewhere as in training.
     """
 
-    def __init__(self, plan: AttentionPlan, heads: int) -> None:
+    def __init__(self, plan: AttentionPlan, heads: int, tokens: int) -> None:
         self.plan = plan
         self.heads = heads
-        # of each group with padding: the places that are none, (tokens,), found once and not in every layer
-        self.real = [
+        self.tokens = tokens
+        # of each group with padding: the places that are none, found once and not in every layer
+        self.unpadded = [
             None if group.padding is None else (~group.padding).view(-1).nonzero()[:, 0] for group in plan.groups
         ]
 
     def __call__(self, qkv: Tensor) -> Tensor:
-        """(T, 3H) → context (T, H)."""
+        """(T or more, 3H) → context (as many, H), 0 after the T tokens."""
+        out = qkv.new_zeros(qkv.shape[0], qkv.shape[1] // 3)
+        real = qkv[: self.tokens]
         if qkv.device.type != "cpu":
-            return attend(qkv, self.plan, self.heads, 0.0, None)
-        out = qkv.new_empty(qkv.shape[0], qkv.shape[1] // 3)
-        for group, real in zip(self.plan.groups, self.real, strict=True):
-            rows = qkv if group.rows is None else qkv.index_select(0, group.rows)
+            out[: self.tokens] = attend(real, self.plan, self.heads, 0.0, None)
+            return out
+        for group, unpadded in zip(self.plan.groups, self.unpadded, strict=True):
+            rows = real if group.rows is None else real.index_select(0, group.rows)
             query, key, value = rows.view(group.count, group.length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
             visible = None if group.padding is None else ~group.padding
             context = F.scaled_dot_product_attention(query, key, value, attn_mask=visible)  # (n, heads, L, d)
             context = context.transpose(1, 2).reshape(group.count * group.length, -1)
             if group.rows is None:
-                return context
-            if real is None:
+                out[: self.tokens] = context
+            elif unpadded is None:
                 out.index_copy_(0, group.rows, context)
             else:
-                out.index_copy_(0, group.rows[real], context[real])
+                out.index_copy_(0, group.rows[unpadded], context.index_select(0, unpadded))
         return out
 
 
@@ -227,7 +244,8 @@ class Encoder:
         self.device = device
         self.config = bert.config
         self.max_length = min(tokenizer.max_length, bert.config.max_position_embeddings)
-        self.tokens_at_once = TOKENS_AT_ONCE[device.type]
+        threads = min(torch.get_num_threads(), MOST_THREADS)
+        self.tokens_at_once = TOKENS_A_THREAD * threads if device.type == "cpu" else TOKENS_ON_CUDA
 
     def batches(self, sequences: Sequences) -> Iterator[TokenBatch]:
         """Every sequence once, in batches of like lengths, the longest first."""

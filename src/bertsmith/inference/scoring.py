@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from bertsmith.errors import UserError, one_of
 from bertsmith.inference.embed import check_output, read_text_rows, say_losses
-from bertsmith.inference.encoder import Encoder, Sequences, pack_sequences, ranges
+from bertsmith.inference.encoder import Encoder, Sequences, fill_up, pack_sequences, ranges
 from bertsmith.inference.features import split_chunks
 from bertsmith.inference.row_writer import find_ending, open_row_writer
 from bertsmith.model.bert import BertForPreTraining
@@ -104,7 +104,8 @@ class SentenceScorer:
         labels = batch.token_ids[rows]
         hidden_places = torch.from_numpy(ranges(wanted, masked)).to(self.encoder.device)
         batch.token_ids[hidden_places] = self.encoder.tokenizer.mask_id
-        hidden = self.model.mlm_head(self.model.bert(*batch.inputs(), rows=rows)).float()  # (c, H)
+        hidden = self.model.bert(*batch.inputs(), rows=fill_up(rows))
+        hidden = self.model.mlm_head(hidden)[: len(rows)].float()  # (c, H)
         known = self.encoder.tokenizer.vocab_size  # rows of a padded word table are no tokens
         table, bias = self.model.bert.embeddings.word[:known], self.model.mlm_head.bias[:known]
         losses = [

@@ -1,0 +1,41 @@
+"""benchmarks/inference_memory.py at small size: memory is flat over calls of random length, and over a file."""
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from bertsmith.inference.loaded import load
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> Iterator[ModuleType]:
+    """The script, which is no package's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        yield importlib.import_module("inference_memory")
+
+
+@pytest.fixture(scope="module")
+def folder(benchmark: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return benchmark.make_model(tmp_path_factory.mktemp("tiny"))
+
+
+def test_memory_is_flat_over_calls_of_random_length(benchmark: ModuleType, folder: Path) -> None:
+    model = load(folder, precision="fp32")
+    benchmark.measure_calls(model, 100, seed=1)  # warm-up
+    found = benchmark.measure_calls(model, 300)
+    assert len(found["resident_mb"]) == 10
+    assert found["added_mb"] < 8
+
+
+def test_a_file_is_embedded_in_a_process_of_its_own(benchmark: ModuleType, folder: Path, tmp_path: Path) -> None:
+    found = benchmark.measure_file(folder, 5000, tmp_path)
+    assert found["rows"] == 5000
+    assert np.load(tmp_path / "x.npy").shape == (5000, 128)
+    assert found["peak_mb"] < 1500
