@@ -199,9 +199,10 @@ def test_every_setting_is_tried(
             *base, "--data", texts, "--text-column", "body", "--label-column", "verdict", "--epochs", 1,
             "--batch-size", 6, "--learning-rate", "1e-3", "--warmup", 2, "--max-length", 24, "--long", "window",
             "--class-weights", "balanced", "--seed", 3, "--seeds", 2, "--keep", "last", "--train-rows", 20,
-            "--encoding", "latin-1", "--dropout", 0.2, "--weight-decay", 0.1, "--layer-decay", 0.8, "--bias-correction", "false",
-            "--clip-norm", 0.5, "--micro-tokens", 64, "--precision", "bf16", "--eval.every", 2, "--checkpoint.every", 2,
-            "--checkpoint.minutes", 1, "--checkpoint.keep", 2, "--log.every", 2, "--random-init", "true",
+            "--encoding", "latin-1", "--dropout", 0.2, "--weight-decay", 0.1, "--layer-decay", 0.8,
+            "--bias-correction", "false", "--clip-norm", 0.5, "--micro-tokens", 64, "--precision", "bf16",
+            "--eval.every", 2, "--checkpoint.every", 2, "--checkpoint.minutes", 1, "--checkpoint.keep", 2,
+            "--log.every", 2, "--random-init", "true",
         ),
         "multilabel": (
             *base, "--train", pairs, "--dev", pairs, "--test", pairs, "--text-column", "text",
