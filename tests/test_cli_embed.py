@@ -150,6 +150,13 @@ def test_tables_and_lists_of_words(made: Made, model: LoadedModel, tmp_path: Pat
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), model.embed(["The cat"]), rtol=0, atol=1e-5)
 
 
+def test_automatic_precision(made: Made, model: LoadedModel, texts: Path, tmp_path: Path) -> None:
+    outcome = bertsmith("embed", made.model, "--input", texts, "--output", tmp_path / "x.npy", "--normalize")
+    assert outcome.code == 0
+    expected = model.embed(TEXTS, normalize=True)
+    assert (np.load(tmp_path / "x.npy") * expected).sum(1).min() > 0.99  # bf16 or fp32
+
+
 def test_threads_are_set(made: Made, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 

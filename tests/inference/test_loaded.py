@@ -264,8 +264,7 @@ def test_bf16_is_chosen_where_it_is_faster_and_measures_alike(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    machine = Machine(torch.device("cpu"), fastest, 2e11, 1e11)
-    monkeypatch.setattr(loaded, "prepare_machine", lambda device: machine)
+    monkeypatch.setattr(loaded, "_faster_precision", lambda device: fastest)
     monkeypatch.setattr(loaded, "LEAST_COSINE", least)
     model = load(folders["pretrained"])
     assert model.precision == chosen
@@ -279,6 +278,20 @@ def test_bf16_is_chosen_where_it_is_faster_and_measures_alike(
     else:
         assert np.abs(found - exact).max() > 1e-4
         assert model.encoder.bert.encoder.layer[0].qkv.weight.dtype == torch.bfloat16
+
+
+def test_the_machine_is_measured_once_a_process(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+
+    def prepare(device: str) -> Machine:
+        measured.append(device)
+        return Machine(torch.device(device), "fp32", 2e11, 1e11)
+
+    monkeypatch.setattr(loaded, "prepare_machine", prepare)
+    loaded._faster_precision.cache_clear()
+    assert [load(folders["encoder"], "cpu").precision for _ in range(3)] == ["fp32"] * 3
+    assert measured == ["cpu"]
+    loaded._faster_precision.cache_clear()
 
 
 def test_bf16_on_request(folders: dict[str, Path], models: dict[str, LoadedModel]) -> None:

@@ -6,6 +6,7 @@ same alone or in a batch (up to rounding, 1e-5 in fp32).
 """
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from bertsmith.tasks.examples import ChoiceExample, EncodingReport, Example, Que
 from bertsmith.tasks.model_folder import load_task_model, open_tokenizer
 from bertsmith.tasks.spec import TASK_KEY
 from bertsmith.tasks.task import Row, Task
+from bertsmith.text.tokenizer import BertTokenizer
 
 # Below this least cosine between their vectors, bf16 is not chosen although it is faster.
 LEAST_COSINE = 0.999
@@ -81,8 +83,7 @@ def load(
         keep_freed_memory()
     if precision == "auto":
         precision = "fp32"
-        machine = prepare_machine(where.type)
-        if machine.precision == "bf16":
+        if _faster_precision(where.type) == "bf16":
             cosine = _measure_cosine(model, tokenizer, where)
             precision = "bf16" if cosine >= LEAST_COSINE else "fp32"
             say(
@@ -94,7 +95,13 @@ def load(
     return LoadedModel(path, model, encoder, precision, task, _missing_parts(path, report, values, task, model))
 
 
-def _measure_cosine(model: BertForPreTraining | BertForTask, tokenizer: Any, device: torch.device) -> float:
+@functools.cache
+def _faster_precision(device: str) -> str:
+    """fp32 or bf16, measured once a process."""
+    return prepare_machine(device).precision
+
+
+def _measure_cosine(model: BertForPreTraining | BertForTask, tokenizer: BertTokenizer, device: torch.device) -> float:
     """The least cosine between fp32's vectors of _SAMPLE and bf16's."""
     both = []
     for bert, precision in ((model.bert, "fp32"), (copy.deepcopy(model.bert), "bf16")):
