@@ -60,7 +60,7 @@ class RunState:
     skipped_steps: int = 0
     bad_in_a_row: int = 0
     seconds: float = 0.0
-    """Time in training steps (not in evaluation), over all parts of the run."""
+    """Time in training steps and their log (not in evaluation), over all parts of the run."""
     tokens: int = 0
     examples: int = 0
     window: dict[str, float] = field(default_factory=dict)
@@ -259,6 +259,7 @@ def finetune_once(
             if state.step % log_every == 0 or now_is - last_shown >= _MOST_SILENT_SECONDS or state.step == steps:
                 log_window()
                 last_shown = now_is
+                state.seconds += time.monotonic() - now_is  # a run's speed is that with its log
             is_new = not state.history or state.history[-1]["step"] != state.step
             if is_new and (state.step % evaluate_every == 0 or state.step == steps) and state.bad_in_a_row == 0:
                 evaluate_dev()
