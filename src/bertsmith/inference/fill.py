@@ -73,20 +73,20 @@ def fill_masks(
             f"{model_folder}: its tokenizer has {tokenizer.vocab_size} entries, its word table "
             f"{model.config.vocab_size}; they do not belong together"
         )
-    rows = _encode_all(texts, places, tokenizer, model.config.max_position_embeddings)
+    rows = encode_all(texts, places, tokenizer, model.config.max_position_embeddings)
     unknown = sum(row.count(tokenizer.unk_id) for row in rows) / max(sum(map(len, rows)), 1)
     if unknown > _MANY_UNKNOWN:
         say(f"warning: {unknown:.0%} of the tokens are [UNK]: the vocabulary does not know these texts' words")
     model = model.to(where).eval()
     model.bert.compute_dtype = PRECISIONS["fp32" if precision == "auto" else precision]
     results = []
-    for first, last in _batches(rows):
-        guesses = _guess(model, tokenizer, rows[first:last], top)
+    for first, last in split_rows(rows):
+        guesses = guess_masks(model, tokenizer, rows[first:last], top)
         results += [{"text": text, "masks": masks} for text, masks in zip(texts[first:last], guesses, strict=True)]
     return {"model": str(folder), "texts": results}
 
 
-def _encode_all(
+def encode_all(
     texts: Sequence[str], places: Sequence[str] | None, tokenizer: BertTokenizer, limit: int
 ) -> list[list[int]]:
     """The ids of every text; one UserError names the first few that cannot be used."""
@@ -104,7 +104,7 @@ def _encode_all(
 
 
 @torch.inference_mode()
-def _guess(
+def guess_masks(
     model: BertForPreTraining, tokenizer: BertTokenizer, rows: list[list[int]], top: int
 ) -> Iterator[list[list[dict[str, Any]]]]:
     """For each row, for each of its masks: the `top` tokens with their probabilities, the likeliest first."""
@@ -128,7 +128,7 @@ def _guess(
         ]
 
 
-def _batches(rows: list[list[int]]) -> list[tuple[int, int]]:
+def split_rows(rows: list[list[int]]) -> list[tuple[int, int]]:
     """Ranges of rows of about _BATCH_TOKENS tokens."""
     bounds, first, tokens = [], 0, 0
     for index, row in enumerate(rows):

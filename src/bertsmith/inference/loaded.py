@@ -19,7 +19,7 @@ from bertsmith.errors import UserError, one_of
 from bertsmith.hardware import PRECISIONS, choose_device, keep_freed_memory, prepare_machine
 from bertsmith.inference.encoder import Encoder, InferenceBert
 from bertsmith.inference.features import FeatureExtractor, FeatureOptions, Text
-from bertsmith.inference.fill import _batches, _encode_all, _guess
+from bertsmith.inference.fill import encode_all, guess_masks, split_rows
 from bertsmith.inference.predictor import predict_examples
 from bertsmith.inference.scoring import SentenceScorer
 from bertsmith.model.bert import BertForPreTraining
@@ -211,8 +211,10 @@ class LoadedModel:
         if top < 1:
             raise UserError(f"top: {top} is not a number from 1 up")
         tokenizer = self.encoder.tokenizer
-        rows = _encode_all(_listed(texts), None, tokenizer, self.encoder.config.max_position_embeddings)
-        return [masks for first, last in _batches(rows) for masks in _guess(model, tokenizer, rows[first:last], top)]
+        rows = encode_all(_listed(texts), None, tokenizer, self.encoder.config.max_position_embeddings)
+        return [
+            masks for first, last in split_rows(rows) for masks in guess_masks(model, tokenizer, rows[first:last], top)
+        ]
 
     def score(self, texts: Sequence[str], within_word: str = "visible") -> list[Row]:
         """For each text its pseudo-log-likelihood `pll`, `tokens` and pseudo-perplexity `pppl` (see scoring.py)."""

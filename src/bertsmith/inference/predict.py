@@ -14,6 +14,7 @@ import torch
 
 from bertsmith.errors import UserError
 from bertsmith.hardware import prepare_machine
+from bertsmith.inference.encoder import InferenceBert
 from bertsmith.inference.predictor import predict_examples
 from bertsmith.inference.row_writer import find_ending, open_row_writer
 from bertsmith.model.task_model import BertForTask
@@ -82,7 +83,7 @@ def open_for_prediction(
     task, model = load_task_model(model_folder, **columns)
     machine = prepare_machine(device, precision)
     model = model.to(machine.device).eval()
-    model.bert.compute_dtype = machine.dtype
+    model.bert = InferenceBert(model.bert, machine.dtype)
     return task, model, machine.device
 
 
