@@ -135,6 +135,7 @@ def test_a_file_that_differs_is_not_kept_and_the_exit_code_is_1(
     ("arguments", "said"),
     [
         (("--format", "torch", "--int8"), "--int8: needs --format onnx"),
+        (("--format", "torch", "--seed", "-1"), "--seed -1: a number from 0 up is needed"),
         (("--format", "tensorrt"), "--format: invalid choice: 'tensorrt'"),
         ((), "--format"),
     ],

@@ -79,6 +79,8 @@ def export_model(
     """
     begun = time.monotonic()
     one_of("format", format, FORMATS)
+    if seed < 0:
+        raise UserError(f"--seed {seed}: a number from 0 up is needed")
     if int8 and format != "onnx":
         raise UserError(
             "--int8: needs --format onnx; PyTorch's int8 for the CPU is deprecated, and its successor another package"
