@@ -1,9 +1,9 @@
 """int8 for the CPU: an exported ONNX file in, the same with 8-bit weights out, a quarter of its size.
 
 Products: dynamic quantization by ONNX Runtime, weights by output channel ahead of time, activations by tensor at each
-call (the scale is that of the whole batch, so that a text's numbers depend a little on those beside it). The word table:
-by row, dequantized as rows are looked up. Attention's own products, softmax and layer norms stay float32. PyTorch has no such path of its own any more: torch.ao.quantization.quantize_dynamic is deprecated
-in 2.13 in favour of a package beside it.
+call (one scale for the whole batch, so that a text's numbers depend a little on those beside it). The word table: by
+row, dequantized as rows are looked up. Attention's own products, softmax and layer norms stay float32. PyTorch has no
+such path of its own: torch.ao.quantization.quantize_dynamic is deprecated in 2.13 in favour of a package beside it.
 """
 
 import statistics
