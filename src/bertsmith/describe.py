@@ -3,6 +3,7 @@
 It only reads: a run may be training while it is described. What is broken in a run is part of its description.
 """
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from bertsmith.errors import UserError
 
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
+# a file that only a folder of that kind holds
+_KINDS = {"manifest.json": "checkpoint", "corpus.json": "corpus", "config.toml": "run", "export.json": "export"}
 # a file that stands for the folder it is in
 _TELLING_FILES = ("corpus.json", "config.toml", "config.json", "bert_config.json", "manifest.json", *_TOKENIZER_FILES)
 
@@ -33,6 +36,7 @@ def describe_path(path: str | Path) -> dict[str, Any]:
         "corpus": _describe_corpus,
         "run": _describe_run,
         "checkpoint": _describe_checkpoint,
+        "export": _describe_export,
         "model": _describe_model,
         "google": _describe_google,
         "tokenizer": _describe_tokenizer,
@@ -42,7 +46,7 @@ def describe_path(path: str | Path) -> dict[str, Any]:
 
 def _kind_of(folder: Path) -> str | None:
     names = {entry.name for entry in folder.iterdir()}
-    for name, kind in (("manifest.json", "checkpoint"), ("corpus.json", "corpus"), ("config.toml", "run")):
+    for name, kind in _KINDS.items():
         if name in names:
             return kind
     if "config.json" in names:
@@ -58,6 +62,12 @@ def _describe_corpus(folder: Path) -> dict[str, Any]:
     from bertsmith.corpus.shards import describe_corpus
 
     return describe_corpus(folder)
+
+
+def _describe_export(folder: Path) -> dict[str, Any]:
+    from bertsmith.inference.exported import read_marker
+
+    return read_marker(folder)
 
 
 def _describe_tokenizer(folder: Path) -> dict[str, Any]:
@@ -92,6 +102,7 @@ def _describe_google(path: Path) -> dict[str, Any]:
 def _describe_weights(folder: Path, model: Any, report: Any, values: dict[str, Any]) -> dict[str, Any]:
     """What was found in the files of a model; `values`: its config.json."""
     from bertsmith.model.weights import OBJECTIVE_KEY, vocabulary_note
+    from bertsmith.tasks.spec import TASK_KEY, TaskSpec
 
     missing = {name: report.missing_from(name) for name in ("mlm", "nsp", "pooler")}
     absent = {name for names in missing.values() for name in names}
@@ -108,6 +119,7 @@ def _describe_weights(folder: Path, model: Any, report: Any, values: dict[str, A
         "unused_tensors": report.unused,
         "notes": report.notes if note is None else [*report.notes, note],
         "objective": values.get(OBJECTIVE_KEY),
+        "task": TaskSpec.from_dict(values[TASK_KEY], str(folder)).as_dict() if TASK_KEY in values else None,
         "config": model.config.to_dict(),
         "tokenizer": tokenizer,
     }
@@ -145,10 +157,17 @@ def _describe_run(folder: Path) -> dict[str, Any]:
         "newest_checkpoint": None if newest is None else str(newest.folder),
         "broken_checkpoints": broken,
         "finished_model": str(folder / "model") if (folder / "model").is_dir() else None,
+        "results": _read_results(folder),
         "last_metrics": training[-1] if training else None,
         "last_evaluation": evaluations[-1] if evaluations else None,
         "settings": settings,
     }
+
+
+def _read_results(folder: Path) -> dict[str, Any]:
+    """Name → dev metrics of each finished run of a fine-tuning; nothing for a pre-training."""
+    files = [*folder.glob("result.json"), *sorted(folder.glob("runs/*/result.json"))]
+    return {file.parent.name: json.loads(file.read_bytes())["dev"] for file in files}
 
 
 def _find_checkpoint(folder: Path) -> tuple[Any, list[str]]:

@@ -21,6 +21,7 @@ from bertsmith.errors import UserError
 
 SAFETENSORS, PYTORCH_BIN = "model.safetensors", "pytorch_model.bin"
 # what other weights are called, for the message when there are none that are read
+EXPORTED = "export.json"  # what `bertsmith export` marks its folders with
 _OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.index", "*.onnx", "*.gguf")
 
 
@@ -50,6 +51,11 @@ def find_weights(folder: Path | str) -> WeightFiles:
             return WeightFiles(path, (path,), {})
         if index.is_file():
             return _read_index(index, path.suffix)
+    if (folder / EXPORTED).is_file():
+        raise UserError(
+            f"{folder}: is an exported model, which only bertsmith.inference.export.load_exported opens; name the "
+            "folder it was exported from"
+        )
     found = sorted(path.name for pattern in _OTHER_WEIGHTS for path in folder.glob(pattern))
     advice = "convert TensorFlow's checkpoint first" if any(n.endswith(".index") for n in found) else "save it as such"
     raise UserError(

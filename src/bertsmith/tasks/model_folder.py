@@ -5,7 +5,6 @@ without a trained output layer is refused where a prediction is wanted.
 """
 
 from pathlib import Path
-from typing import Any
 
 from bertsmith.errors import UserError
 from bertsmith.model.config import BertConfig
@@ -88,8 +87,3 @@ def open_tokenizer(folder: Path, config: BertConfig) -> BertTokenizer:
             "not belong together"
         )
     return tokenizer
-
-
-def describe_task(values: dict[str, Any], place: str) -> dict[str, Any] | None:
-    """What `bertsmith info` says of the task of a folder; None for a folder without one."""
-    return TaskSpec.from_dict(values[TASK_KEY], place).as_dict() if TASK_KEY in values else None
