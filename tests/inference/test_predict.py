@@ -14,7 +14,7 @@ import torch
 from bertsmith.errors import UserError
 from bertsmith.inference import predictor
 from bertsmith.inference.predict import evaluate_file, predict_file
-from bertsmith.inference.predictor import CHUNK, predict_examples
+from bertsmith.inference.predictor import CHUNK, compute_logits, predict_examples
 from bertsmith.tasks.examples import EncodingReport, TextExample
 from bertsmith.tasks.model_folder import load_task_model
 from bertsmith.tasks.table import read_text_examples
@@ -167,6 +167,18 @@ def test_alone_as_in_a_batch(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> N
             in_small_batches[number],
         ):
             assert found == pytest.approx(together[number], abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["regress", "choice", "ner", "squad1"])
+def test_scores_alone_and_in_a_batch(tuned: Tuned, files: Files, kind: str) -> None:
+    task, model = load_task_model(tuned(kind))
+    examples = list(task.read(str(files[kind][1]), "dev", True))
+    encoded = [sequence for made in task.encode(examples, EncodingReport(), False) for sequence in made]
+    together = compute_logits(model, encoded, torch.device("cpu"))
+    for sequence, found in zip(encoded, together, strict=True):
+        assert found.shape == (len(sequence.positions), task.outputs)
+        (alone,) = compute_logits(model, [sequence], torch.device("cpu"))
+        np.testing.assert_allclose(alone, found, rtol=0, atol=1e-5)
 
 
 def test_dropout_is_off(tuned: Tuned) -> None:

@@ -27,6 +27,7 @@ from made_tasks import (
     StepProbe,
     leftovers,
     log_lines,
+    quicken,
     timeless,
     tune,
     weights_of,
@@ -37,33 +38,59 @@ Files = dict[str, tuple[Path, Path]]
 BUSY: dict[str, Any] = {
     "epochs": 4,
     "batch_size": 6,
-    "micro_tokens": 20,
+    "micro_tokens": 40,
     "eval__every": 5,
     "log__every": 3,
     "checkpoint__every": 4,
 }
 STEPS = 16
+Whole = Callable[..., tuple[Path, dict[str, Any]]]
 
 
-def same(run: Path, whole: Path) -> None:
+@pytest.fixture(scope="module")
+def whole(model: Path, files: Files, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """Kind of task and options → an unbroken run, made once, and its summary."""
+    folder = tmp_path_factory.mktemp("whole")
+    made: dict[str, tuple[Path, dict[str, Any]]] = {}
+
+    def make(kind: str, **options: Any) -> tuple[Path, dict[str, Any]]:
+        key = repr((kind, options))
+        if key not in made:
+            out = folder / str(len(made))
+            with pytest.MonkeyPatch.context() as patch:
+                quicken(patch)
+                made[key] = out, tune(out, kind, model, *files[kind], **options)
+        return made[key]
+
+    return make
+
+
+def same(run: Path, other: Path) -> None:
     """Everything that two runs leave is the same but for times."""
-    assert log_lines(run) == log_lines(whole)
-    assert timeless(json.loads((run / "result.json").read_bytes())) == timeless(
-        json.loads((whole / "result.json").read_bytes())
-    )
-    assert weights_of(run) == weights_of(whole)
+    assert log_lines(run) == log_lines(other)
+    results = [timeless(json.loads((out / "result.json").read_bytes())) for out in (run, other)]
+    assert results[0] == results[1]
+    assert weights_of(run) == weights_of(other)
 
 
 @pytest.mark.parametrize("kind", ["classify", "squad2"])
 def test_killed_and_resumed_often(
-    model: Path, files: Files, tmp_path: Path, steps: StepProbe, capfd: pytest.CaptureFixture[str], kind: str
+    model: Path,
+    files: Files,
+    whole: Whole,
+    tmp_path: Path,
+    steps: StepProbe,
+    capfd: pytest.CaptureFixture[str],
+    kind: str,
 ) -> None:
     options = BUSY | {"squad__stride": 8}
-    expected = tune(tmp_path / "whole", kind, model, *files[kind], **options)
-    total = steps.steps
+    unbroken, expected = whole(kind, **options)
+    total = expected["runs"][0]["steps"]
+    capfd.readouterr()
     at = 0
     # (step of that part at which it dies, checkpoint it is at then): before the first one, twice from the same, late
-    for number, saved in ((3, 0), (6, 4), (2, 4), (4, 4), (7, 8), (5, 12), (total - 12, total - 1 - (total - 1) % 4)):
+    kills = ((3, 0), (6, 4), (2, 4), (7, 8), (5, 12), (total - 12, total - 1 - (total - 1) % 4))
+    for number, saved in kills if kind == "classify" else kills[1:4]:
         steps.crash_at(number)
         with pytest.raises(Crash):
             tune(tmp_path / "run", kind, model, *files[kind], **options)
@@ -75,22 +102,24 @@ def test_killed_and_resumed_often(
         at = saved
     summary = tune(tmp_path / "run", kind, model, *files[kind], **options)
     assert timeless(summary) == timeless(expected)
-    same(tmp_path / "run", tmp_path / "whole")
+    same(tmp_path / "run", unbroken)
     assert leftovers(tmp_path / "run") == []
 
 
-def test_several_seeds_killed_in_each(model: Path, files: Files, tmp_path: Path, steps: StepProbe) -> None:
+def test_several_seeds_killed_in_each(
+    model: Path, files: Files, whole: Whole, tmp_path: Path, steps: StepProbe
+) -> None:
     options = BUSY | {"seeds": 2}
-    expected = tune(tmp_path / "whole", "classify", model, *files["classify"], **options)
+    unbroken, expected = whole("classify", **options)
     for number in (6, 12 + 3, 11 + 5):  # in the first; soon after the second began; after its second checkpoint
         steps.crash_at(number)
         with pytest.raises(Crash):
             tune(tmp_path / "run", "classify", model, *files["classify"], **options)
     summary = tune(tmp_path / "run", "classify", model, *files["classify"], **options)
     assert timeless(summary) == timeless(expected)
-    assert weights_of(tmp_path / "run") == weights_of(tmp_path / "whole")
+    assert weights_of(tmp_path / "run") == weights_of(unbroken)
     for folder in (tmp_path / "run" / "runs").iterdir():
-        assert log_lines(folder) == log_lines(tmp_path / "whole" / "runs" / folder.name)
+        assert log_lines(folder) == log_lines(unbroken / "runs" / folder.name)
     assert leftovers(tmp_path / "run") == []
 
 
@@ -103,13 +132,14 @@ MOMENTS: dict[str, tuple[Any, str, int]] = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("seeds", [1, 2])
+@pytest.mark.parametrize(
+    ("moment", "seeds"), [*((moment, 2) for moment in MOMENTS), ("results there, no model yet", 1)]
+)
 def test_killed_between_steps(
-    model: Path, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, seeds: int
+    model: Path, files: Files, whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, seeds: int
 ) -> None:
     options = {**BUSY, "seeds": seeds, "eval__every": 2, "epochs": 2, "test": files["classify"][1]}
-    expected = tune(tmp_path / "whole", "classify", model, *files["classify"], **options)
+    unbroken, expected = whole("classify", **options)
     module, name, number = MOMENTS[moment]
     function, calls = getattr(module, name), [0]
 
@@ -126,24 +156,24 @@ def test_killed_between_steps(
     with pytest.raises(Crash):
         tune(tmp_path / "run", "classify", model, *files["classify"], **options)
     assert timeless(tune(tmp_path / "run", "classify", model, *files["classify"], **options)) == timeless(expected)
-    assert weights_of(tmp_path / "run") == weights_of(tmp_path / "whole")
+    assert weights_of(tmp_path / "run") == weights_of(unbroken)
     assert leftovers(tmp_path / "run") == []
-    assert (tmp_path / "run" / "test.predictions.jsonl").read_bytes() == (
-        tmp_path / "whole" / "test.predictions.jsonl"
-    ).read_bytes()
+    predicted = [(out / "test.predictions.jsonl").read_bytes() for out in (tmp_path / "run", unbroken)]
+    assert predicted[0] == predicted[1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted(
     model: Path,
     files: Files,
+    whole: Whole,
     tmp_path: Path,
     steps: StepProbe,
     capfd: pytest.CaptureFixture[str],
     number: signal.Signals,
 ) -> None:
     options = BUSY | {"checkpoint__every": 0}
-    tune(tmp_path / "whole", "classify", model, *files["classify"], **options)
+    unbroken, _ = whole("classify", **BUSY)
     before = signal.getsignal(number)
     for step in (7, STEPS - 7):  # the second time at the very last step
         steps.at(step, lambda: signal.raise_signal(number))
@@ -154,7 +184,7 @@ def test_interrupted(
         reached = 7 if step == 7 else STEPS
         assert f"interrupted: the run is saved at step {reached}; the same command resumes it" in capfd.readouterr().err
     tune(tmp_path / "run", "classify", model, *files["classify"], **options)
-    same(tmp_path / "run", tmp_path / "whole")
+    same(tmp_path / "run", unbroken)
 
 
 def test_a_second_interrupt_does_not_wait(model: Path, files: Files, tmp_path: Path, steps: StepProbe) -> None:
@@ -189,9 +219,9 @@ def crashed(model: Path, files: Files, out: Path, steps: StepProbe, **options: A
 
 
 def test_a_damaged_newest_checkpoint(
-    model: Path, files: Files, tmp_path: Path, steps: StepProbe, capfd: pytest.CaptureFixture[str]
+    model: Path, files: Files, whole: Whole, tmp_path: Path, steps: StepProbe, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    tune(tmp_path / "whole", "classify", model, *files["classify"], **BUSY)
+    unbroken, _ = whole("classify", **BUSY)
     run = crashed(model, files, tmp_path / "run", steps, checkpoint__keep=2)
     newest = run / "checkpoints" / "step-00000008"
     with (newest / "model.safetensors").open("r+b") as file:
@@ -200,7 +230,7 @@ def test_a_damaged_newest_checkpoint(
     said = capfd.readouterr().err
     assert f"warning: {newest}: broken checkpoint, model.safetensors has 1,000 of" in said
     assert f"resuming from {newest.with_name('step-00000004')} (step 4 of 16)" in said
-    same(run, tmp_path / "whole")
+    same(run, unbroken)
 
 
 def test_what_a_run_cannot_go_on_without(model: Path, files: Files, tmp_path: Path, steps: StepProbe) -> None:
@@ -259,15 +289,15 @@ def test_another_machine_is_said(
     assert f"the run began otherwise (threads {threads} → {threads + 1})" in capfd.readouterr().err
 
 
-def test_a_moved_run_goes_on(model: Path, files: Files, tmp_path: Path, steps: StepProbe) -> None:
+def test_a_moved_run_goes_on(model: Path, files: Files, whole: Whole, tmp_path: Path, steps: StepProbe) -> None:
     options = BUSY | {"seeds": 2}
-    tune(tmp_path / "whole", "classify", model, *files["classify"], **options)
+    unbroken, _ = whole("classify", **options)
     steps.crash_at(STEPS + 9)
     with pytest.raises(Crash):
         tune(tmp_path / "here", "classify", model, *files["classify"], **options)
     shutil.move(tmp_path / "here", tmp_path / "there")
     tune(tmp_path / "there", "classify", model, *files["classify"], **options)
-    assert weights_of(tmp_path / "there") == weights_of(tmp_path / "whole")
+    assert weights_of(tmp_path / "there") == weights_of(unbroken)
     assert leftovers(tmp_path / "there") == []
 
 
