@@ -81,12 +81,12 @@ MISTAKES = {
     "info empty": "empty: is no corpus, run, checkpoint, model or tokenizer folder",
     "info .": ".: is no corpus, run, checkpoint, model or tokenizer folder; name one of corpus, run, vocab",
     # outputs
-    "vocab texts --out empty.txt": "empty.txt: holds something else than a tokenizer",
+    "vocab texts --out empty.txt": "empty.txt: a file stands where a folder is needed",
     "vocab texts --out empty.txt/x": "empty.txt/x: a file stands where a folder is needed",
     "vocab texts --out corpus": "corpus: holds something else than a tokenizer",
     "vocab texts --out .": "--out .: give the new folder a name",
     "prepare texts --tokenizer vocab --out corpus": "corpus: exists already",
-    "prepare texts --tokenizer vocab --out empty.txt": "empty.txt: exists already",
+    "prepare texts --tokenizer vocab --out empty.txt": "empty.txt: a file stands where a folder is needed",
     "demo --out texts": "texts: holds something else than an earlier demo",
     "demo --out empty.txt": "empty.txt: a file stands where a folder is needed",
     "pretrain --data corpus --out empty.txt --steps 1": "empty.txt: a file stands where a folder is needed",
@@ -201,12 +201,18 @@ def edit_config(**changes: object) -> Callable[[Path], None]:
 
 BROKEN_MODELS: dict[str, tuple[Callable[[Path], None], str]] = {
     "cut weights": (lambda folder: cut(folder / "model.safetensors"), "model.safetensors: not a readable safetensors"),
-    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors here"),
+    "no weights": (
+        lambda folder: (folder / "model.safetensors").unlink(),
+        "no model.safetensors or pytorch_model.bin here",
+    ),
     "broken config": (lambda folder: cut(folder / "config.json"), "config.json: not valid JSON"),
     "another architecture": (edit_config(model_type="roberta"), "config.json: model_type is 'roberta'"),
     "a word for a number": (edit_config(hidden_size="wide"), "config.json: model configuration: hidden_size: 'wide'"),
     "another size": (edit_config(vocab_size=50), "do not belong together"),
-    "too large for any memory": (edit_config(hidden_size=2 * 10**9, num_attention_heads=1), "not enough memory"),
+    "too large for any memory": (
+        edit_config(hidden_size=2 * 10**9, num_attention_heads=1),
+        "but the weights beside it have",
+    ),
     "cut vocabulary": (lambda folder: cut(folder / "vocab.txt"), "different vocabularies"),
 }
 

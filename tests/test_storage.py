@@ -311,10 +311,28 @@ def test_a_limit_on_file_sizes_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_check_out_accepts_what_can_be_made(tmp_path: Path) -> None:
-    check_out(tmp_path / "new" / "deep")
-    check_out(tmp_path)
-    check_out(Path("relative"))
+    check_out(tmp_path / "new" / "deep", folder=True)
+    check_out(tmp_path, folder=True)
+    check_out(Path("relative"), folder=True)
     assert names(tmp_path) == []
+
+
+def test_a_file_and_a_folder_never_take_each_others_place(tmp_path: Path) -> None:
+    file, folder = tmp_path / "file", tmp_path / "folder"
+    file.write_text("precious")
+    folder.mkdir()
+    for refused in (
+        lambda: check_out(file, folder=True),
+        lambda: check_out(folder, folder=False),
+        lambda: atomic_folder(file).__enter__(),
+        lambda: atomic_file(folder).__enter__(),
+    ):
+        with pytest.raises(UserError, match=r"stands where a (file|folder) is needed"):
+            refused()
+    check_out(file, folder=False)
+    check_out(folder, folder=True)
+    assert file.read_text() == "precious"
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["file", "folder"]
 
 
 @pytest.mark.parametrize(
@@ -323,7 +341,7 @@ def test_check_out_accepts_what_can_be_made(tmp_path: Path) -> None:
 def test_check_out_refuses_what_cannot_be_made(below: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UserError, match=told):
-        check_out(tmp_path / below)
+        check_out(tmp_path / below, folder=True)
 
 
 def test_check_out_refuses_a_folder_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,7 +356,7 @@ def test_check_out_refuses_a_folder_that_may_not_be_written(tmp_path: Path, monk
     tmp_path.chmod(0o500)
     try:
         with pytest.raises(UserError, match=r"new/deep: no permission to write here"):
-            check_out(tmp_path / "new" / "deep")
+            check_out(tmp_path / "new" / "deep", folder=True)
     finally:
         tmp_path.chmod(0o700)
     assert asked in ([], [tmp_path])

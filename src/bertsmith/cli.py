@@ -88,7 +88,7 @@ def run(argv: Sequence[str]) -> None:
     if getattr(args, "out", None) is not None:
         from bertsmith.storage import check_out
 
-        check_out(Path(args.out))
+        check_out(Path(args.out), folder=True)
     summary = command.run(args, pairs)
     if args.json:
         print_json(summary)

@@ -96,7 +96,9 @@ def convert_model(
     out = Path(target)
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise UserError(f"{target}: exists already; name a new folder, or remove it first")
-    check_out(out)
+    check_out(out, folder=True)
+    if Path(source).is_dir() and out.resolve().is_relative_to(Path(source).resolve()):
+        raise UserError(f"{target}: lies inside {source}; name a folder elsewhere")
     origin = _open(Path(source))
     tokenizer, notes = _open_tokenizer(origin, lowercase)
     names = modern_names(origin.source)

@@ -57,17 +57,26 @@ def disk_errors(path: Path | str) -> Iterator[None]:
         raise
 
 
-def check_out(path: Path) -> None:
-    """Raise UserError if no file or folder could be made at `path`: told before hours of work, not after them."""
+def check_out(path: Path, folder: bool) -> None:
+    """Raise UserError if no file, or no folder if `folder`, could be made at `path`: told before work, not after it."""
     with disk_errors(path):
+        _refuse_other_kind(path, folder)
         with contextlib.suppress(FileNotFoundError):
             os.lstat(path)  # raises for a name that is too long or goes through a file
         place = path
         while not os.path.lexists(place) and place != place.parent:
             place = place.parent
-        folder = place if place.is_dir() else place.parent
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        home = place if place.is_dir() else place.parent
+        if not os.access(home, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(home))
+
+
+def _refuse_other_kind(path: Path, folder: bool) -> None:
+    """A folder must not take the place of somebody's file, nor a file that of a folder."""
+    if folder and path.exists() and not path.is_dir():
+        raise UserError(f"{path}: a file stands where a folder is needed; choose another name")
+    if not folder and path.is_dir():
+        raise UserError(f"{path}: a folder stands where a file is needed; choose another name")
 
 
 def sync(path: Path) -> None:
@@ -117,6 +126,7 @@ def _is_running(process: str) -> bool:
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a path to write to; on success it becomes `path` in one rename, on any error it is removed."""
     with disk_errors(path):
+        _refuse_other_kind(path, folder=False)
         path, partial = _beside(path)
         try:
             yield partial
@@ -133,6 +143,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder to fill; on success it becomes `path` (replacing it), on any error it is removed."""
     with disk_errors(path):
         named = path
+        _refuse_other_kind(path, folder=True)
         path, partial = _beside(path)
         # rename(2) cannot replace a folder that is not empty: the old one steps aside first
         aside = path.with_name(f".{path.name}{PARTIAL}{_ASIDE}{os.getpid()}")

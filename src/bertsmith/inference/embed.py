@@ -27,7 +27,7 @@ _CONLL = (".conll", ".bio", ".iob")
 
 def check_output(input_path: str, output: Path) -> None:
     """Raise UserError where `output` cannot be written, or is the input, which would be replaced."""
-    check_out(output)
+    check_out(output, folder=False)
     if output.exists() and os.path.exists(input_path) and output.samefile(input_path):
         raise UserError(f"{output}: is the input as well, and would be replaced; choose another --output")
 

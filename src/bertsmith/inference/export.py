@@ -136,7 +136,7 @@ def export_model(
 
 def _check_target(target: Path) -> None:
     """Raise UserError unless `target` can be made, or holds an earlier export, which may go."""
-    check_out(target)
+    check_out(target, folder=True)
     if target.is_dir() and any(target.iterdir()) and not (target / MARKER).is_file():
         raise UserError(f"{target}: exists already and is no export; name a new folder, or remove it first")
 

@@ -45,7 +45,7 @@ def predict_file(
     Raises UserError for a model without a trained output layer, and for rows that cannot be read, naming the line.
     """
     output = Path(output_path)
-    check_out(output)
+    check_out(output, folder=False)
     find_ending(output)
     if output.exists() and os.path.exists(input_path) and output.samefile(input_path):
         raise UserError(f"{output}: is the input as well, and would be replaced; choose another --output")
