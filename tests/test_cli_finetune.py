@@ -164,6 +164,16 @@ def test_mistakes(model: Path, files: Files, tuned: Callable[[str], Path], tmp_p
     assert "was not fine-tuned for a task, so that it has no trained output layer to predict with" in refused
 
 
+def test_another_kind_of_run(model: Path, files: Files, tuned: Callable[[str], Path], tmp_path: Path) -> None:
+    """Neither goes on in the other's folder, and one sentence says why."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text('objective = "mlm"\ndata = "d"\nsteps = 3\n', encoding="utf-8")
+    refused = finetune("classify", model, files, tmp_path / "run").mistake
+    assert refused.endswith(f"{tmp_path / 'run'}: holds a pre-training run; choose another --out")
+    refused = bertsmith("pretrain", "--data", tmp_path, "--out", tuned("classify")).mistake
+    assert refused.endswith(f"{tuned('classify')}: holds a fine-tuning run; choose another --out")
+
+
 # --- settings
 
 

@@ -82,6 +82,7 @@ def settings_of_run(
         if out.is_dir() and any(not entry.name.startswith(".") for entry in out.iterdir()):
             raise UserError(f"{out}: holds something else than a run (no {CONFIG_FILE}); choose another --out")
         return load_settings(kind, recipe, overrides)
+    _refuse_other_kind(kind, out)
     try:
         before: Any = load_settings(kind, load_recipe(started))
     except UserError as error:
@@ -93,6 +94,18 @@ def settings_of_run(
         settings = replace(settings, precision=before.precision)
     _refuse_changes(out, fixed_settings(before, free), fixed_settings(settings, free))
     return settings
+
+
+def _refuse_other_kind(kind: type[Any], out: Path) -> None:
+    """Raise UserError where `out` holds a pre-training and `kind` is of fine-tunings, or the other way round."""
+    known = {setting.key for setting in list_settings(kind)}
+    try:
+        kept = set(load_recipe(out / CONFIG_FILE))
+    except UserError:
+        return  # what is wrong with the file is said when it is read as this kind's
+    for key, what in (("task", "fine-tuning"), ("objective", "pre-training")):
+        if key in kept and key not in known:
+            raise UserError(f"{out}: holds a {what} run; choose another --out")
 
 
 def fixed_settings(settings: Any, free: tuple[str, ...] = FREE_TO_CHANGE) -> dict[str, Any]:
