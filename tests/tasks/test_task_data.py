@@ -208,6 +208,41 @@ def test_columns_by_flags(tokenizer: BertTokenizer, tmp_path: Path) -> None:
     assert data.dev["dev"].examples[0].text == "café"
 
 
+def test_the_first_text_beside_a_named_pair(tokenizer: BertTokenizer, tmp_path: Path) -> None:
+    for first in ("text", "sentence", "sentence1"):
+        train = write_rows(tmp_path / "t.csv", (first, "title", "label"), [("a cat", "x y", "p"), ("a dog", "z", "q")])
+        for task in ("classify", "pairs"):
+            examples = open_data(tokenizer, task, train, train, text_pair_column="title").dev["dev"].examples
+            assert [(example.text, example.pair) for example in examples] == [("a cat", "x y"), ("a dog", "z")]
+    train = write_rows(tmp_path / "u.csv", ("text", "sentence", "label"), [("a", "b", "p"), ("c", "d", "q")])
+    (example, _) = open_data(tokenizer, "classify", train, train, text_pair_column="text").dev["dev"].examples
+    assert (example.text, example.pair) == ("b", "a")
+
+
+def test_columns_that_mean_nothing(tokenizer: BertTokenizer, files: Files, tmp_path: Path) -> None:
+    table = write_rows(tmp_path / "t.csv", ("text", "label", "choice0", "choice1"), [("a", "0", "b", "c")] * 2)
+    words = write_rows(tmp_path / "w.jsonl", ("tokens", "tags"), [(["anna"], ["B-PER"])])
+    contexts = write_rows(tmp_path / "c.jsonl", ("body", "question"), [("anna", "who")])
+    for task, train, changes, message in (
+        (
+            "classify",
+            table,
+            {"text_column": "label"},
+            r"t\.csv: column 'label' is to be read both as text and as label",
+        ),
+        ("classify", table, {"label_column": "text"}, "column 'text' is to be read both"),
+        ("classify", table, {"text_pair_column": "label"}, "column 'label' is to be read both"),
+        ("choice", table, {"text_column": "label"}, "column 'label' is to be read both"),
+        ("ner", words, {"label_column": "tokens"}, r"w\.jsonl: column 'tokens' is to be read both"),
+        ("ner", files["ner"][0], {"text_column": "tokens"}, "text_column: .* columns without names.* ner.token_column"),
+        ("ner", files["ner"][0], {"label_column": "tags"}, "label_column: .* as ner.tag_column"),
+        ("classify", table, {"ner__tag_column": 2}, "ner: .* means nothing to classify; leave it out"),
+        ("squad1", contexts, {"squad__stride": 8}, "no key 'context'; there are .*; these names are fixed"),
+    ):
+        with pytest.raises(UserError, match=message):
+            open_data(tokenizer, task, train, train, **changes)
+
+
 # --- what is wrong is said before training, and nothing is left
 
 

@@ -11,7 +11,17 @@ from typing import Any
 
 from bertsmith.errors import UserError
 from bertsmith.tasks.examples import ChoiceExample
-from bertsmith.tasks.table import Problems, StrictReport, Table, TableRow, is_missing, kind_of, read_text, shorten
+from bertsmith.tasks.table import (
+    Problems,
+    StrictReport,
+    Table,
+    TableRow,
+    check_label_column,
+    is_missing,
+    kind_of,
+    read_text,
+    shorten,
+)
 from bertsmith.text.documents import ReadOptions, ReadReport, join_names
 from bertsmith.text.readers import detect_kind
 from bertsmith.text.tables import RowFile, tsv_rows
@@ -78,6 +88,8 @@ def read_choice_examples(
         def read_row(row: TableRow) -> tuple[str, tuple[str, ...], Any]:
             return read_text(row, context, allow_empty), listed_choices(row, columns, allow_empty), row.cells.get(label)
 
+        if labelled is not False:
+            check_label_column(path, label, [context, *columns])
         table.require([context, *columns, label] if labelled else [context, *columns])
         yield from make_examples(path, table.rows((), [context, *columns, label]), read_row, labelled, label)
 

@@ -17,8 +17,9 @@ from bertsmith.model.config import BertConfig
 from bertsmith.progress import Progress, say
 from bertsmith.tasks.examples import EncodedSequence, EncodingReport
 from bertsmith.tasks.glue_files import GLUE_TASKS, find_glue_files, find_glue_tasks, require_glue_files
+from bertsmith.tasks.ner import is_word_table
 from bertsmith.tasks.registry import make_task, task_name
-from bertsmith.tasks.settings import FinetuneSettings
+from bertsmith.tasks.settings import FinetuneSettings, NerSettings
 from bertsmith.tasks.spec import TaskSpec
 from bertsmith.tasks.task import COMPRESSED, Task
 from bertsmith.text.tokenizer import BertTokenizer
@@ -141,10 +142,31 @@ def make_spec(settings: FinetuneSettings, config: BertConfig) -> TaskSpec:
     )
 
 
+def check_column_flags(settings: FinetuneSettings, files: TaskFiles) -> None:
+    """Raise UserError for columns named for files that have none by name, or of a layout the task does not read."""
+    name = task_name(settings.task)
+    if name != "ner":
+        if settings.ner != NerSettings():
+            raise UserError(
+                f"ner: says how files of words and tags are laid out and means nothing to {name}; leave it out"
+            )
+        return
+    if any(is_word_table(path) for path in (files.train, *files.dev.values(), *files.test.values())):
+        return
+    for flag in ("text_column", "label_column"):
+        if getattr(settings, flag) is not None:
+            number = "token_column" if flag == "text_column" else "tag_column"
+            raise UserError(
+                f"{flag}: {files.train} holds a word a line in columns without names; leave it out, or give the "
+                f"column's number as ner.{number}"
+            )
+
+
 def open_task_data(settings: FinetuneSettings, config: BertConfig, tokenizer: BertTokenizer) -> TaskData:
     """Find, read, check and encode all files. Raises UserError, before any training, for whatever is wrong in them."""
     files = find_files(settings)
     task = make_task(make_spec(settings, config), tokenizer)
+    check_column_flags(settings, files)
     labels: Counter[str] = Counter()
     task = learn_task(task, files.train, labels)
     total = sum(labels.values())

@@ -28,6 +28,12 @@ from bertsmith.text.tokenizer import BertTokenizer
 _TABLES = (".jsonl", ".json", ".parquet")
 
 
+def is_word_table(path: str) -> bool:
+    """Whether a file is a table with lists of words and tags, whose columns have names; else it is of CoNLL's kind."""
+    suffixes = [suffix for suffix in PurePath(path.lower()).suffixes if suffix not in COMPRESSED]
+    return suffixes[-1:] != [] and suffixes[-1] in _TABLES
+
+
 class TaggingTask(Task):
     """Entities in sentences of words. Metric: entity F1 as seqeval (and conlleval) count it."""
 
@@ -58,8 +64,7 @@ class TaggingTask(Task):
 
     def _read(self, path: str, labelled: bool | None) -> Iterator[TaggedExample]:
         spec = self.spec
-        suffixes = [suffix for suffix in PurePath(path).suffixes if suffix not in COMPRESSED]
-        if suffixes and suffixes[-1].lower() in _TABLES:
+        if is_word_table(path):
             return read_tagged_examples_table(
                 path, spec.text_column or "tokens", spec.label_column or "tags", labelled, spec.encoding
             )

@@ -127,7 +127,7 @@ def _questions(path: str, encoding: str, report: ReadReport | None) -> Iterator[
     if _is_document(path, encoding):
         yield from _document_questions(path, encoding, report)
         return
-    with Table(path, encoding, report) as table:
+    with Table(path, encoding, report, advice="these names are fixed; rename the columns in the file") as table:
         table.require(["question", "context"])
         for index, row in enumerate(table.rows((), QUESTION_COLUMNS)):
             place, identity = f"{path}:{row.line}", row.cells.get("id")

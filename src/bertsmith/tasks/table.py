@@ -78,11 +78,14 @@ class TableRow:
 class Table:
     """One table, open: `columns` (of .jsonl the first line's keys), then `rows` once, from the first to the last.
 
-    Raises UserError where the file cannot be read or is no table, or its first row names a column twice.
+    `advice`: what to do where a column is absent. Raises UserError where the file cannot be read or is no table, or its
+    first row names a column twice.
     """
 
-    def __init__(self, path: str, encoding: str = "utf-8", report: ReadReport | None = None) -> None:
-        self.path, self.report, self.strict = path, report, StrictReport()
+    def __init__(
+        self, path: str, encoding: str = "utf-8", report: ReadReport | None = None, advice: str = COLUMN_FLAGS
+    ) -> None:
+        self.path, self.report, self.advice, self.strict = path, report, advice, StrictReport()
         self.file = RowFile(path, ReadOptions(encoding=encoding), self.strict)
         try:
             self.kind = detect_kind(self.file)
@@ -128,7 +131,7 @@ class Table:
             hint += f" (it is one cell: .{self.kind} files are split at {'commas' if self.kind == 'csv' else 'tabs'})"
         raise UserError(
             f"{self.path}:{line}: no {what}{'s' * (len(missing) > 1)} {join_names(missing)}{hint}; there are {listed}; "
-            f"{COLUMN_FLAGS}"
+            f"{self.advice}"
         )
 
     def rows(self, columns: Sequence[str], optional: Sequence[str] = ()) -> Iterator[TableRow]:
@@ -274,12 +277,28 @@ def read_text(row: TableRow, column: str, allow_empty: bool) -> str:
 def find_text_columns(
     there: Sequence[str], kind: str, text_column: str | None, pair_column: str | None
 ) -> tuple[str, str | None]:
-    """The columns of the text and, where there is one, of its pair: those named, else the defaults."""
+    """The columns of the text and, where there is one, of its pair: those named, else the defaults.
+
+    The first text beside a pair column that is named: `sentence1`, or where that is absent `text`, or `sentence`.
+    """
     default = "sentence" if "sentence" in there and "text" not in there else "text"
     both = kind == "pairs" or pair_column is not None
     if kind == "regress" and text_column is None and default not in there:
         both = both or {"sentence1", "sentence2"} <= set(there)
-    return (text_column or "sentence1", pair_column or "sentence2") if both else (text_column or default, None)
+    if not both:
+        return text_column or default, None
+    usual = ("sentence1", "text", "sentence") if pair_column else ("sentence1",)
+    first = next((name for name in usual if name in there and name != pair_column), "sentence1")
+    return text_column or first, pair_column or "sentence2"
+
+
+def check_label_column(path: str, label: str, texts: Sequence[str]) -> None:
+    """Raise UserError where the column of the label is that of a text: the answer would be in the question."""
+    if label in texts:
+        raise UserError(
+            f"{path}: column {shorten(label)!r} is to be read both as text and as label; name two different columns "
+            "with --text-column and --label-column"
+        )
 
 
 def read_text_examples(
@@ -312,6 +331,8 @@ def read_text_examples(
     with Table(path, encoding, report) as table:
         text, pair = find_text_columns(table.columns, kind, text_column, pair_column)
         columns = [text, pair] if pair else [text]
+        if labelled is not False:
+            check_label_column(path, label, columns)
         table.require([*columns, label] if labelled else columns)
         for index, row in enumerate(table.rows((), [*columns, label])):
             place = f"{path}:{row.line}"
@@ -348,6 +369,8 @@ def read_tagged_examples_table(
     with Table(path, encoding, report) as table:
         if table.kind in ("csv", "tsv"):
             raise UserError(f"{path}: a .{table.kind} cell holds no list; give CoNLL columns, .jsonl or .parquet")
+        if labelled is not False:
+            check_label_column(path, tags_column, [tokens_column])
         table.require([tokens_column, tags_column] if labelled else [tokens_column])
         for index, row in enumerate(table.rows((), [tokens_column, tags_column])):
             place = f"{path}:{row.line}"
