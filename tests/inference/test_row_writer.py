@@ -78,6 +78,27 @@ def test_no_rows(tmp_path: Path) -> None:
         assert pq.read_table(path).num_rows == 0 if ending == ".parquet" else path.read_bytes() == b""
 
 
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_columns_are_known_before_rows(tmp_path: Path, ending: str) -> None:
+    """No row comes, or the first ones hold null where a number is expected."""
+
+    def write_some(rows: list[dict[str, Any]]) -> Path:
+        with open_row_writer(tmp_path / f"out{ending}") as writer:
+            writer.expect({"pll": 0.0, "tags": [""]})
+            for row in rows:
+                writer.write([row])
+        return tmp_path / f"out{ending}"
+
+    path = write_some([])
+    if ending == ".parquet":
+        assert pq.read_table(path).schema.names == ["pll", "tags"]
+        assert pq.read_table(path).num_rows == 0
+    else:
+        assert path.read_text() == {".jsonl": "", ".csv": "pll,tags\n", ".tsv": "pll\ttags\n"}[ending]
+    found = read(write_some([{"pll": None, "tags": []}, {"pll": -1.5, "tags": ["O"]}]))
+    assert [row["pll"] for row in found] == ([None, -1.5] if ending in (".jsonl", ".parquet") else ["", "-1.5"])
+
+
 def test_endings(tmp_path: Path) -> None:
     assert [find_ending(Path(name)) for name in ("a", "b.CSV", "c.x.tsv")] == [".jsonl", ".csv", ".tsv"]
     assert read(write(tmp_path / "plain", [{"a": 1}]).rename(tmp_path / "plain.jsonl")) == [{"a": 1}]

@@ -25,6 +25,9 @@ class RowWriter(Protocol):
     def write(self, rows: Sequence[Row]) -> None:
         """Append rows."""
 
+    def expect(self, row: Row) -> None:
+        """Rows will be such as `row`, if any come: the columns, and for .parquet their types, are known before."""
+
 
 def find_ending(path: Path) -> str:
     """The format of an output: its ending, .jsonl where it has none. Raises UserError for any but ENDINGS."""
@@ -60,6 +63,9 @@ class _LineWriter:
     def write(self, rows: Sequence[Row]) -> None:
         self.file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
+    def expect(self, row: Row) -> None:
+        """A line names its own keys."""
+
 
 class _CellWriter:
     def __init__(self, file: Any, separator: str) -> None:
@@ -69,10 +75,13 @@ class _CellWriter:
 
     def write(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            if self.header is None:
-                self.header = list(row)
-                self._write(self.header)
-            self._write([_cell(row[name]) for name in self.header])
+            self.expect(row)
+            self._write([_cell(row[name]) for name in self.header or ()])
+
+    def expect(self, row: Row) -> None:
+        if self.header is None:
+            self.header = list(row)
+            self._write(self.header)
 
     def _write(self, cells: list[str]) -> None:
         if self.separator == ",":
@@ -107,15 +116,24 @@ class _ParquetWriter:
 
     def write(self, rows: Sequence[Row]) -> None:
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         if not rows:
             return
+        self._begin(rows)
+        self.writer.write_table(pa.Table.from_pylist(list(rows), schema=self.writer.schema))
+
+    def expect(self, row: Row) -> None:
+        self._begin([row])
+
+    def _begin(self, rows: Sequence[Row]) -> None:
+        """Open the file with the columns of `rows`, unless it is."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
         if self.writer is None:
             inferred = pa.Table.from_pylist(list(rows)).schema
             schema = pa.schema([field.with_type(_with_texts(field.type)) for field in inferred])
             self.writer = pq.ParquetWriter(self.path, schema)
-        self.writer.write_table(pa.Table.from_pylist(list(rows), schema=self.writer.schema))
 
     def close(self) -> None:
         """Write the file's end; a file without rows is an empty table."""
