@@ -3,6 +3,7 @@
 # ruff: noqa: F401, F811 (fixtures are imported, and are arguments)
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -112,6 +113,27 @@ def test_glue(model: Path, tmp_path: Path) -> None:
     assert (
         "data, train: give either --data FOLDER" in bertsmith("glue", "--model", model, "--out", tmp_path / "o").mistake
     )
+
+
+def test_glue_without_some_files(model: Path, tmp_path: Path) -> None:
+    """A folder that holds nothing yet ends nothing, unless its task is asked for."""
+    glue = write_glue(tmp_path / "glue")
+    for folder in glue.iterdir():
+        if folder.name not in ("RTE", "MNLI", "AX", "CoLA"):
+            shutil.rmtree(folder)
+    (glue / "CoLA" / "train.tsv").unlink()
+    for file in (glue / "MNLI").iterdir():
+        file.unlink()
+    arguments = ("glue", "--model", model, "--data", glue, "--out", tmp_path / "out", *TINY)
+    assert "CoLA: no 'train.tsv'" in bertsmith(*arguments, "--tasks", "cola,rte").mistake
+    shown = bertsmith(*arguments, "--json")
+    assert f"CoLA is left out: {glue / 'CoLA'} holds no train file" in shown.err
+    summary = shown.json
+    assert list(summary["tasks"]) == ["rte"]
+    assert "model of MNLI" in summary["left_out_of_submission"]["AX"]
+    (glue / "RTE" / "train.tsv").unlink()
+    nothing = bertsmith(*arguments[:6], tmp_path / "no", *TINY).mistake
+    assert "none of its 4 task folders holds a training file" in nothing
 
 
 def test_interrupted(model: Path, files: Files, tmp_path: Path, steps: StepProbe) -> None:

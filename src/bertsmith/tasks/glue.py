@@ -38,7 +38,8 @@ _FILES = {"test_matched": "-m", "test_mismatched": "-mm"}
 def run_glue(settings: FinetuneSettings, folder: str, out: Path, tasks: Sequence[str] = ()) -> dict[str, Any]:
     """Fine-tune on the tasks named (all found, if none is), predict their test files, write the zip; the summary.
 
-    `settings`: for every task alike; their `task` and files are not looked at. Raises UserError, before any training,
+    `settings`: for every task alike; their `task` and files are not looked at. Tasks that are not named and whose
+    folder holds no training file are left out, which is said. Raises UserError, before any training,
     for tasks and files that are not there.
     """
     found = find_glue_tasks(folder)
@@ -49,6 +50,14 @@ def run_glue(settings: FinetuneSettings, folder: str, out: Path, tasks: Sequence
         if tasks:
             raise UserError("tasks: ax is predicted with the model of mnli; name mnli too")
         wanted.remove("ax")
+    empty = {} if tasks else find_empty(wanted, found)
+    for name, reason in empty.items():
+        say(f"{GLUE_TASKS[name].title} is left out: {reason}")
+        wanted.remove(name)
+    if not wanted:
+        raise UserError(
+            f"{folder}: none of its {len(empty)} task folders holds a training file; there is nothing to do"
+        )
     trained = [name for name in wanted if name != "ax"]
     each = {name: settings_of_task(settings, name, found[name], out) for name in trained}
     check_files(wanted, found)
@@ -72,7 +81,7 @@ def run_glue(settings: FinetuneSettings, folder: str, out: Path, tasks: Sequence
         predictions["AX"] = spell_predictions("ax", path, predicted)
     for name, task in GLUE_TASKS.items():
         if name not in wanted:
-            left_out[task.title] = "not run" if name in found else "no folder for it"
+            left_out[task.title] = empty.get(name, "not run" if name in found else "no folder for it")
     for remark in write_submission(out / SUBMISSION, predictions):
         say(f"note: {remark}")
     score = glue_score(leaderboard_results(summaries))
@@ -90,6 +99,19 @@ def run_glue(settings: FinetuneSettings, folder: str, out: Path, tasks: Sequence
         "table": str(out / "table.md"),
         "data_report": {name: summary["data_report"] for name, summary in summaries.items()},
     }
+
+
+def find_empty(tasks: Sequence[str], folders: Mapping[str, str]) -> dict[str, str]:
+    """Task → why it cannot be run, of those without a file to begin with."""
+    empty = {
+        name: f"{folders[name]} holds no {part} file"
+        for name in tasks
+        for part in ["test" if name == "ax" else "train"]
+        if not find_glue_files(GLUE_TASKS[name], folders[name], part)
+    }
+    if "mnli" in empty and "ax" in tasks:
+        empty.setdefault("ax", "it is predicted with the model of MNLI, which is left out")
+    return empty
 
 
 def settings_of_task(settings: FinetuneSettings, name: str, folder: str, out: Path) -> FinetuneSettings:
