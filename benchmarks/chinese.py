@@ -41,6 +41,18 @@ def split_reviews(source: Path, out: Path) -> tuple[Path, Path]:
     return paths
 
 
+def take_paragraphs(source: Path, out: Path, most: int | None) -> Path:
+    """The file itself, or one with its first `most` paragraphs."""
+    if most is None:
+        return source
+    document = json.loads(source.read_text(encoding="utf-8"))
+    paragraphs = [paragraph for article in document["data"] for paragraph in article["paragraphs"]][:most]
+    path = out / source.name
+    part = {"version": document["version"], "data": [{"title": "part", "paragraphs": paragraphs}]}
+    path.write_text(json.dumps(part, ensure_ascii=False), encoding="utf-8")
+    return path
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("data", type=Path, help="folder of the data (corpora/, tasks/)")
@@ -50,6 +62,7 @@ def main() -> int:
     parser.add_argument("--pretrain", default="--minutes 15", help="length of the pre-training")
     parser.add_argument("--finetune", default="--learning-rate 3e-4", help="settings of every fine-tuning")
     parser.add_argument("--corpora", default="zh_wiki-00,zh_wiki_cmrc-00,zh_novels-00")
+    parser.add_argument("--paragraphs", type=int, help="of CMRC's files to use (default: all)")
     args = parser.parse_args()
     out: Path = args.out
     out.mkdir(parents=True, exist_ok=True)
@@ -73,10 +86,11 @@ def main() -> int:
     tasks = args.data / "tasks"
     train, dev = split_reviews(tasks / "chnsenticorp" / "ChnSentiCorp_htl_all.csv", out)
     weibo, cmrc = tasks / "weibo_ner" / "weiboNER_2nd_conll", tasks / "cmrc2018"
+    questions = [take_paragraphs(cmrc / f"cmrc2018_{part}.json", out, args.paragraphs) for part in ("dev", "trial")]
     commands = {
         "ChnSentiCorp": ("classify", "--train", train, "--dev", dev, "--text-column", "review"),
         "Weibo NER": ("ner", "--train", f"{weibo}.train", "--dev", f"{weibo}.dev", "--ner.strip-digit", "true"),
-        "CMRC 2018": ("squad1", "--train", cmrc / "cmrc2018_dev.json", "--dev", cmrc / "cmrc2018_trial.json"),
+        "CMRC 2018": ("squad1", "--train", questions[0], "--dev", questions[1]),
     }
     lines = [
         "| task | metric | from pre-training | from random weights | rows, cut or windowed |",

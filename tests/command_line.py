@@ -72,9 +72,10 @@ def start_process(*arguments: object, **options: Any) -> "subprocess.Popen[bytes
 
 
 def bertsmith_process(*arguments: object, **options: Any) -> Outcome:
-    """`python -m bertsmith ARGUMENTS`, to its end."""
+    """`python -m bertsmith ARGUMENTS`, to its end (`timeout` seconds at most, 120 if not given)."""
+    most = options.pop("timeout", 120)
     process = start_process(*arguments, **options)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=most)
     return Outcome(process.returncode, (out or b"").decode("utf-8"), (err or b"").decode("utf-8"))
 
 

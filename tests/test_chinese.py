@@ -12,7 +12,18 @@ BENCHMARK = Path(__file__).resolve().parents[1] / "benchmarks" / "chinese.py"
 @pytest.mark.slow
 @pytest.mark.shared_data
 def test_from_raw_text_to_three_tasks(shared_data: Path, tmp_path: Path) -> None:
-    sizes = ("--size", "3000", "--model", "tiny", "--corpora", "zh_wiki-00", "--pretrain", "--steps 3")
+    sizes = (
+        "--size",
+        "3000",
+        "--model",
+        "tiny",
+        "--corpora",
+        "zh_wiki-00",
+        "--pretrain",
+        "--steps 3",
+        "--paragraphs",
+        "30",
+    )
     finetune = ("--finetune", "--train-rows 48 --epochs 1 --max-length 256 --squad.stride 120")
     command = [sys.executable, BENCHMARK, shared_data, "--out", tmp_path, *sizes, *finetune]
     done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False, timeout=500)

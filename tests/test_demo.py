@@ -65,7 +65,7 @@ def test_the_whole_way_twice(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_demo_as_it_ships(tmp_path: Path) -> None:
     out = tmp_path / "demo"
-    check(bertsmith_process("demo", "--out", out, "--minutes", 0.1, "--json"), out)
+    check(bertsmith_process("demo", "--out", out, "--minutes", 0.1, "--json", timeout=500), out)
 
 
 # --- what it clears, and what it does not
