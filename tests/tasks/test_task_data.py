@@ -114,13 +114,12 @@ def test_lengths_too_short_for_anything(model: Path, files: Files, tmp_path: Pat
 
 def test_a_stride_that_would_lose_tokens(model: Path, files: Files, tmp_path: Path, steps: StepProbe) -> None:
     for options, message in (
-        ({"squad__stride": 128}, "stride: 128 is more than the 29 tokens a window of max_length 32"),
-        # a question of 3 tokens leaves room for 10
         (
-            {"squad__stride": 12, "max_length": 16},
-            r"question .*-.*: a question of 3 tokens leaves room for 10 .* stride",
+            {"squad__stride": 128},
+            r"stride: 128 is too much for windows of max_length 32: .* use a stride of 28 or less",
         ),
-        ({"squad__stride": 1, "max_length": 6}, "a question of 3 tokens leaves no room"),
+        ({"squad__stride": 29}, r"stride: 29 is too much for windows of max_length 32"),
+        ({"squad__stride": 1, "max_length": 4}, "stride: 1 is too much .* of max_length 4: .* use a larger max_length"),
     ):
         with pytest.raises(UserError, match=message):
             tune(tmp_path / "run", "squad1", model, *files["squad1"], **options)
@@ -130,6 +129,20 @@ def test_a_stride_that_would_lose_tokens(model: Path, files: Files, tmp_path: Pa
          epochs=0.1, squad__max_answer=1, squad__n_best=2)  # fmt: skip
     report = json.loads((tmp_path / "run" / "result.json").read_bytes())
     assert report["steps"] == 1
+
+
+def test_no_question_is_too_long(model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """However long one is that is met later: what the windows have no room for is cut, said and counted."""
+    path = write_squad(tmp_path / "t.json", questions(2))
+    tune(tmp_path / "run", "squad1", model, path, path, max_length=24, squad__stride=10, epochs=0.1)
+    assert "questions are cut to 11 tokens, not 64: max_length 24 less 3 special tokens and a stride of 10" in (
+        capfd.readouterr().err
+    )
+    paragraphs = questions(2)
+    paragraphs[1]["qas"][0]["question"] = "who " * 600
+    asked = write_squad(tmp_path / "asked.json", paragraphs)
+    summary = predict_file(tmp_path / "run", str(asked), tmp_path / "p.jsonl", "cpu", "fp32")
+    assert (summary["rows"], summary["questions_cut"], summary["truncated_tokens"]) == (4, 1, 600 - 11)
 
 
 # --- labels
@@ -347,6 +360,48 @@ def test_what_is_cut_and_unknown_is_said(model: Path, tmp_path: Path, capfd: pyt
     assert "--long window shows all of it" in said
     assert "warning: train: " in said
     assert "of the tokens are [UNK]" in said
+
+
+def test_what_reading_mends_is_counted(
+    tokenizer: BertTokenizer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In the data report of its file, with one line that names a place."""
+    paragraphs = questions(3)
+    paragraphs[0]["qas"][0]["answers"][0]["answer_start"] += 1
+    paragraphs[1]["qas"][1]["answers"] = [{"text": "nobody", "answer_start": 0}]
+    squad = write_squad(tmp_path / "t.json", paragraphs)
+    words = tmp_path / "w.conll"
+    words.write_text("-DOCSTART-\tO\n\nanna\tB-PER\nlives\tO\nin\tI-PER\nrome\tB-LOC\nrome\tI-PER\n", encoding="utf-8")
+    table = tmp_path / "c.csv"
+    table.write_bytes(b"text,label\na cat,x\ncaf\xe9,y\n")
+    rows = write_rows(tmp_path / "s.csv", ("context", "choice0", "choice1", "label"), [("a", "b", "c", 0)])
+    rows.write_bytes(rows.read_bytes().replace(b",b,", b",\xff,"))
+    glue = write_glue(tmp_path / "glue", 3)
+    mnli = glue / "MNLI" / "train.tsv"
+    mnli.write_text(mnli.read_text("utf-8").replace("\tneutral\n", "\t-\n"), encoding="utf-8")
+    for task, path, expected, first in (
+        (
+            "squad1",
+            squad,
+            {"answers_moved": 1, "answers_not_in_context": 1, "rows_not_learnt": 1, "answers_misplaced": 1},
+            "warning: train: answers_moved 1, answers_not_in_context 1, rows_not_learnt 1; see ",
+        ),
+        ("ner", words, {"tags_ill_formed": 2, "docstart_line": 1}, f"train: tags_ill_formed 2; see {words}:3 (tags_"),
+        ("classify", table, {"invalid_bytes": 1}, f"warning: train: invalid_bytes 1; see {table}:3"),
+        ("choice", rows, {"invalid_bytes": 1}, "warning: train: invalid_bytes 1; see "),
+        ("mnli", None, {"no_gold_label": 1}, f"warning: train: no_gold_label 1; see {mnli}:2 (no_gold_label)"),
+    ):
+        files = {"data": glue} if path is None else {}
+        report = open_data(tokenizer, task, path, path, squad__stride=8, **files).report
+        assert {key: report["train"].get(key) for key in expected} == expected, task
+        said = capfd.readouterr().err
+        assert said.count("warning: train: ") == said.count(first) == 1, said
+        if path is not None:
+            scored = {
+                key: count for key, count in expected.items() if key not in ("rows_not_learnt", "answers_misplaced")
+            }
+            assert {key: report["dev"].get(key) for key in expected if key in report["dev"]} == scored
+    assert "0-who" in str(open_data(tokenizer, "squad1", squad, squad, squad__stride=8).report["dev"]["first_places"])
 
 
 def test_questions_whose_answers_are_elsewhere(model: Path, tmp_path: Path) -> None:

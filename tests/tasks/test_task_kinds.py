@@ -356,6 +356,17 @@ def test_the_threshold_is_tuned_and_kept(tokenizer: BertTokenizer) -> None:
         assert scorer.details() == {"null_threshold": tuned}
 
 
+def test_silence_where_nothing_can_be_answered(tokenizer: BertTokenizer) -> None:
+    """It is no sign of a run that learnt nothing."""
+    row = {"answer": "", "n_best": [{"text": "anna"}], "null_score": 7.0}
+    for answers, degenerate in (((), False), ((Answer("anna", 0),), True)):
+        task = task_of(tokenizer, "squad2", null_threshold=0.0)
+        scorer = task.scorer()
+        scorer.add([QuestionExample("f", "0", "who ?", "anna lives", answers)], [row])
+        assert scorer.one_class_only is degenerate
+    assert task.degenerate_run == "in this run no question was answered"
+
+
 def test_the_threshold_decides_answers(tokenizer: BertTokenizer, tmp_path: Path) -> None:
     path = write_squad(tmp_path / "dev.json", questions(1))
     for threshold, answered in ((None, False), (0.0, False), (30.0, True)):

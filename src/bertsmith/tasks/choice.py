@@ -17,6 +17,7 @@ from bertsmith.tasks.examples import ChoiceExample, EncodedSequence, EncodingRep
 from bertsmith.tasks.long_texts import encode_texts
 from bertsmith.tasks.metrics import ChoiceMetrics
 from bertsmith.tasks.task import Floats, Row, Scorer, Task, softmax
+from bertsmith.text.documents import ReadReport
 
 
 class ChoiceTask(Task):
@@ -26,9 +27,11 @@ class ChoiceTask(Task):
     metric = "accuracy"
     outputs = 1
 
-    def read(self, path: str, part: str, labelled: bool | None) -> Iterator[ChoiceExample]:
+    def read_file(
+        self, path: str, part: str, labelled: bool | None, read: ReadReport | None, report: EncodingReport
+    ) -> Iterator[ChoiceExample]:
         spec = self.spec
-        return read_choices(path, spec.text_column, spec.label_column, labelled, spec.encoding)
+        return read_choices(path, spec.text_column, spec.label_column, labelled, spec.encoding, report=read)
 
     def encode(
         self, examples: Sequence[ChoiceExample], report: EncodingReport, train: bool

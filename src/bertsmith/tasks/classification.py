@@ -32,7 +32,7 @@ from bertsmith.tasks.task import (
     softmax,
     sort_labels,
 )
-from bertsmith.text.documents import ReadOptions
+from bertsmith.text.documents import ReadOptions, ReadReport
 from bertsmith.text.rows import read_rows
 from bertsmith.text.tokenizer import BertTokenizer
 
@@ -48,13 +48,15 @@ class TextTask(Task):
         super().__init__(spec, tokenizer)
         self.glue = GLUE_TASKS.get(spec.name)
 
-    def read(self, path: str, part: str, labelled: bool | None) -> Iterator[TextExample]:
+    def read_file(
+        self, path: str, part: str, labelled: bool | None, read: ReadReport | None, report: EncodingReport
+    ) -> Iterator[TextExample]:
         if self.glue is not None:
-            return read_glue(self.glue, path, part, labelled)
+            return read_glue(self.glue, path, part, labelled, read)
         if part == "test" and not labelled and self.spec.name != "pairs" and self.spec.text_pair_column is None:
             suffixes = [suffix for suffix in PurePath(path.lower()).suffixes if suffix not in COMPRESSED]
             if suffixes[-1:] == [".txt"]:
-                return self._read_lines(path)
+                return self._read_lines(path, read)
         return read_text_examples(
             path,
             self.table_kind,
@@ -65,9 +67,10 @@ class TextTask(Task):
             self.spec.label_separator,
             self.spec.encoding,
             allow_empty=part == "test",
+            report=read,
         )
 
-    def _read_lines(self, path: str) -> Iterator[TextExample]:
+    def _read_lines(self, path: str, read: ReadReport | None) -> Iterator[TextExample]:
         """A text a line: what a .txt can hold is texts to predict."""
         strict = StrictReport()
         try:
@@ -75,7 +78,7 @@ class TextTask(Task):
             for index, (line, text) in enumerate(rows):
                 yield TextExample(f"{path}:{line}", str(index), text, None, None)
         finally:
-            strict.settle(None, self.spec.encoding)
+            strict.settle(read, self.spec.encoding)
 
     def encode(
         self, examples: Sequence[TextExample], report: EncodingReport, train: bool

@@ -19,7 +19,8 @@ from bertsmith.tasks.examples import EncodedSequence, EncodingReport
 from bertsmith.tasks.glue_files import GLUE_TASKS, find_glue_files, find_glue_tasks, require_glue_files
 from bertsmith.tasks.ner import is_word_table
 from bertsmith.tasks.registry import make_task, task_name
-from bertsmith.tasks.settings import FinetuneSettings, NerSettings
+from bertsmith.tasks.settings import FinetuneSettings, NerSettings, SquadSettings
+from bertsmith.tasks.spans import SPECIAL
 from bertsmith.tasks.spec import TaskSpec
 from bertsmith.tasks.task import COMPRESSED, Task
 from bertsmith.text.tokenizer import BertTokenizer
@@ -28,6 +29,8 @@ _CHUNK = 1024
 _ENDINGS = (".tsv", ".csv", ".jsonl", ".json", ".parquet", ".conll", ".txt")
 _PART_NAMES = {"train": ("train",), "dev": ("dev", "valid", "validation", "val"), "test": ("test",)}
 _MANY_UNKNOWN = 0.05
+# notes that need no warning: lines that are meant to be no words
+_NO_LOSS = ("docstart_line", "comment")
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,7 @@ def make_spec(settings: FinetuneSettings, config: BertConfig) -> TaskSpec:
     if settings.long == "window" and (name.startswith("squad") or name in ("ner", "choice", "swag")):
         raise UserError(f"long: window is for tasks on whole texts; {name} needs no such switch, leave it out")
     squad, ner = settings.squad, settings.ner
+    max_question = fit_questions(length, squad) if name.startswith("squad") else squad.max_question
     spec = TaskSpec(
         name,
         length,
@@ -127,7 +131,7 @@ def make_spec(settings: FinetuneSettings, config: BertConfig) -> TaskSpec:
         label_separator=settings.label_separator,
         encoding=settings.encoding,
         stride=squad.stride,
-        max_question=squad.max_question,
+        max_question=max_question,
         n_best=squad.n_best,
         max_answer=squad.max_answer,
         token_column=ner.token_column,
@@ -160,6 +164,28 @@ def check_column_flags(settings: FinetuneSettings, files: TaskFiles) -> None:
                 f"{flag}: {files.train} holds a word a line in columns without names; leave it out, or give the "
                 f"column's number as ner.{number}"
             )
+
+
+def fit_questions(max_length: int, squad: SquadSettings) -> int:
+    """The longest question beside which a window holds a stride of context: no question can then fail later.
+
+    Raises UserError where the stride leaves room for none.
+    """
+    room = max_length - SPECIAL - squad.stride
+    most = max_length - SPECIAL - 1
+    if max_length > SPECIAL and room < 1:
+        smaller = f"a stride of {most} or less, or " if most > 0 else ""
+        raise UserError(
+            f"squad.stride: {squad.stride} is too much for windows of max_length {max_length}: {SPECIAL} of their "
+            f"tokens are special, and a question needs room beside the stride; use {smaller}a larger max_length"
+        )
+    if squad.max_question > room > 0:
+        say(
+            f"questions are cut to {room} tokens, not {squad.max_question}: max_length {max_length} less {SPECIAL} "
+            f"special tokens and a stride of {squad.stride}"
+        )
+        return room
+    return squad.max_question
 
 
 def open_task_data(settings: FinetuneSettings, config: BertConfig, tokenizer: BertTokenizer) -> TaskData:
@@ -200,7 +226,7 @@ def learn_task(task: Task, path: str, labels: "Counter[str]") -> Task:
     """The task with the classes of its training file; `labels` counts them (and, under "", rows without names)."""
 
     def counted() -> Iterator[Any]:
-        for example in task.read(path, "train", True):
+        for example in task.read(path, "train", True, EncodingReport()):  # counted when it is encoded
             label = getattr(example, "label", None)
             labels[label if isinstance(label, str) else ""] += 1
             yield example
@@ -217,14 +243,19 @@ def learn_task(task: Task, path: str, labels: "Counter[str]") -> Task:
 def read_split(task: Task, path: str, part: str, wanted: set[int] | None = None) -> Split:
     """Read and encode a labelled file, or its rows numbered `wanted`."""
     split = Split(path, [], [])
-    examples = task.read(path, part, True)
+    examples = task.read(path, part, True, split.report)
     if wanted is not None:
         examples = (example for number, example in enumerate(examples) if number in wanted)
     with Progress(f"reading {Path(path).name}", None, "rows") as bar:
         while chunk := list(itertools.islice(examples, _CHUNK)):
             # labels of a dev file are held against those of the training file where they have names
-            split.encoded += task.encode(chunk, split.report, train=part == "train" or task.named_classes)
-            split.examples += chunk if part != "train" else [None] * len(chunk)
+            encoded = task.encode(chunk, split.report, train=part == "train" or task.named_classes)
+            split.encoded += encoded
+            if part == "train":
+                for example in (example for example, made in zip(chunk, encoded, strict=True) if not made):
+                    split.report.note("rows_not_learnt", 1, example.place)
+            else:
+                split.examples += chunk
             bar.advance(len(chunk))
     return split
 
@@ -232,7 +263,7 @@ def read_split(task: Task, path: str, part: str, wanted: set[int] | None = None)
 def check_test(task: Task, path: str) -> EncodingReport:
     """Read a test file once, so that what is wrong in it is said before training and not after it."""
     report = EncodingReport()
-    examples = task.read(path, "test", None)
+    examples = task.read(path, "test", None, report)
     while chunk := list(itertools.islice(examples, _CHUNK)):
         for labelled in (True, False):
             some = [example for example in chunk if task.is_labelled(example) is labelled]
@@ -273,6 +304,11 @@ def warn_of_losses(part: str, counted: dict[str, Any], task: Task) -> None:
             f"{part}: {counted['truncated']:,} of {rows:,} examples are longer than {task.spec.max_length} tokens and "
             f"cut ({counted['truncated_tokens']:,} tokens){hint}"
         )
+    places = {what: place for what, place in counted.get("first_places", {}).items() if what not in _NO_LOSS}
+    if places:
+        first = next(iter(places))
+        shown = ", ".join(f"{what} {counted[what]:,}" for what in places)
+        say(f"warning: {part}: {shown}; see {places[first]} ({first})")
     if counted["unknown_rate"] > _MANY_UNKNOWN:
         say(
             f"warning: {part}: {counted['unknown_rate']:.0%} of the tokens are [UNK]: the model's vocabulary does not "

@@ -5,11 +5,14 @@ Readers (glue, table, choice, ner, squad) make examples; `place` says where each
 choice one an ending. Label None (or tags, answers None) means unlabelled.
 """
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from bertsmith.text.documents import ReadReport
 
 Label = str | float | tuple[str, ...]
 """A class name, a number (regression), or the names that apply (multilabel)."""
@@ -92,7 +95,7 @@ class EncodedSequence:
 
 @dataclass
 class EncodingReport:
-    """What encoding lost: counted, shown in the data report."""
+    """What reading and encoding lost: counted, shown in the data report."""
 
     examples: int = 0
     sequences: int = 0
@@ -105,18 +108,29 @@ class EncodingReport:
     """Examples that took more than one window; nothing of them is lost."""
     notes: dict[str, int] = field(default_factory=dict)
     """Anything else, by name: count."""
+    first_places: dict[str, str] = field(default_factory=dict)
+    """Where some of the notes were first so, for a person to look there."""
 
-    def note(self, what: str, count: int = 1) -> None:
+    def note(self, what: str, count: int = 1, place: str = "") -> None:
         """Count `what`."""
         if count:
             self.notes[what] = self.notes.get(what, 0) + count
+            if place:
+                self.first_places.setdefault(what, place)
+
+    def note_reading(self, read: ReadReport) -> None:
+        """Count what a reader replaced, joined or left out: `invalid_bytes`, and each reason by its name."""
+        self.note("invalid_bytes", read.invalid_bytes, next(iter(read.invalid_places), ""))
+        for reason, count in read.skipped.items():
+            place = next((place for place in read.skipped_places if place.endswith(f": {reason}")), "")
+            self.note(re.sub(r"\W+", "_", reason.lower()).strip("_"), count, place.removesuffix(f": {reason}"))
 
     def merge(self, other: "EncodingReport") -> None:
         """Add what another report counted."""
         for name in ("examples", "sequences", "tokens", "unknown_tokens", "truncated", "truncated_tokens", "windowed"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name, count in other.notes.items():
-            self.note(name, count)
+            self.note(name, count, other.first_places.get(name, ""))
 
     def as_dict(self) -> dict[str, Any]:
         """For the JSON summary."""
@@ -129,4 +143,5 @@ class EncodingReport:
             "truncated_tokens": self.truncated_tokens,
             "windowed": self.windowed,
             **self.notes,
+            **({"first_places": dict(self.first_places)} if self.first_places else {}),
         }

@@ -16,13 +16,14 @@ from torch import Tensor
 from bertsmith.errors import UserError
 from bertsmith.tasks import losses
 from bertsmith.tasks.batches import PackedBatch
-from bertsmith.tasks.conll import detect_scheme, from_iob2, read_conll, to_iob2
+from bertsmith.tasks.conll import count_violations, detect_scheme, from_iob2, read_conll, to_iob2
 from bertsmith.tasks.examples import EncodedSequence, EncodingReport, TaggedExample
 from bertsmith.tasks.metrics import EntityMetrics
 from bertsmith.tasks.spec import TaskSpec
 from bertsmith.tasks.table import read_tagged_examples_table
 from bertsmith.tasks.tagging import decode_tags, encode_words
 from bertsmith.tasks.task import COMPRESSED, Floats, Row, Scorer, Task, known_label
+from bertsmith.text.documents import ReadReport
 from bertsmith.text.tokenizer import BertTokenizer
 
 _TABLES = (".jsonl", ".json", ".parquet")
@@ -49,24 +50,33 @@ class TaggingTask(Task):
     def outputs(self) -> int:
         return len(self.spec.labels)
 
-    def read(self, path: str, part: str, labelled: bool | None) -> Iterator[TaggedExample]:
-        """The sentences of a file, tags in IOB2. The file is read twice: its scheme shows in all of its tags only."""
+    def read_file(
+        self, path: str, part: str, labelled: bool | None, read: ReadReport | None, report: EncodingReport
+    ) -> Iterator[TaggedExample]:
+        """The sentences of a file, tags in IOB2. The file is read twice: its scheme shows in all of its tags only.
+
+        Notes `tags_ill_formed`, those that the scheme does not allow where they stand.
+        """
         scheme = "IOB2"
         if labelled is not False:
             try:
-                scheme = detect_scheme(example.tags or () for example in self._read(path, labelled))
+                scheme = detect_scheme(example.tags or () for example in self._read(path, labelled, ReadReport()))
             except UserError as error:
                 raise UserError(str(error) if str(error).startswith(path) else f"{path}: {error}") from error
         if part == "train":
             self._scheme = scheme
-        for example in self._read(path, labelled):
-            yield example if example.tags is None else replace(example, tags=to_iob2(example.tags, scheme))
+        for example in self._read(path, labelled, read):
+            if example.tags is None:
+                yield example
+                continue
+            report.note("tags_ill_formed", count_violations([example.tags], scheme), example.place)
+            yield replace(example, tags=to_iob2(example.tags, scheme))
 
-    def _read(self, path: str, labelled: bool | None) -> Iterator[TaggedExample]:
+    def _read(self, path: str, labelled: bool | None, read: ReadReport | None) -> Iterator[TaggedExample]:
         spec = self.spec
         if is_word_table(path):
             return read_tagged_examples_table(
-                path, spec.text_column or "tokens", spec.label_column or "tags", labelled, spec.encoding
+                path, spec.text_column or "tokens", spec.label_column or "tags", labelled, spec.encoding, read
             )
         return read_conll(
             path,
@@ -76,6 +86,7 @@ class TaggingTask(Task):
             strip_digit=spec.strip_digit,
             labelled=labelled,
             encoding=spec.encoding,
+            report=read,
         )
 
     def learn_labels(self, examples: Iterator[TaggedExample]) -> tuple[str, ...]:

@@ -139,7 +139,7 @@ def run_one(
         plot_confusion(folder / "confusion.png", confusion, data.task.spec.labels)
     write_text(folder / "result.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     if result["degenerate"]:
-        say(f"warning: seed {plan.seed}: this run predicts one class only; it learnt nothing (degenerate)")
+        say(f"warning: seed {plan.seed}: {data.task.degenerate_run} (degenerate)")
     return result
 
 

@@ -22,7 +22,7 @@ Ints = npt.NDArray[np.integer]
 Floats = npt.NDArray[np.floating]
 Version = Literal[1, 2]
 
-_SPECIAL = 3  # [CLS] question [SEP] context [SEP]
+SPECIAL = 3  # [CLS] question [SEP] context [SEP]
 _NO_ANSWER = -1  # where an empty answer starts and ends
 _FINITE = 1e30  # stands for an infinite logit: sums stay numbers, and JSON has no infinity
 
@@ -49,14 +49,14 @@ class SpanOptions:
     def problems(self) -> list[str]:
         """What is wrong whatever the questions are, `key: what` each; empty when all is well."""
         problems = []
-        if self.max_length <= _SPECIAL:
-            problems.append(f"max_length: {self.max_length} tokens hold no context; use more than {_SPECIAL}")
+        if self.max_length <= SPECIAL:
+            problems.append(f"max_length: {self.max_length} tokens hold no context; use more than {SPECIAL}")
         for name in ("stride", "n_best", "max_answer_tokens"):
             if getattr(self, name) < 1:
                 problems.append(f"{name}: {getattr(self, name)} is not a number from 1 up")
         if self.max_question < 0:
             problems.append(f"max_question: {self.max_question} is not a number from 0 up")
-        room = self.max_length - _SPECIAL
+        room = self.max_length - SPECIAL
         if self.stride > room > 0:
             problems.append(
                 f"stride: {self.stride} is more than the {room} tokens a window of max_length {self.max_length} "
@@ -107,7 +107,7 @@ class _Context(NamedTuple):
 
 def check_questions(examples: Sequence[QuestionExample], tokenizer: BertTokenizer, options: SpanOptions) -> None:
     """Raise UserError if any question leaves its context less room than the stride. For before the work begins."""
-    if not examples or options.stride <= options.max_length - _SPECIAL - options.max_question:
+    if not examples or options.stride <= options.max_length - SPECIAL - options.max_question:
         return  # then the longest question leaves enough
     _, counts = tokenizer.encode_flat(example.question for example in examples)
     longest = int(counts.argmax())
@@ -149,7 +149,7 @@ def encode_question(
 
 def _context_room(place: str, question_tokens: int, options: SpanOptions) -> int:
     """Tokens of context a window holds beside a question of `question_tokens`."""
-    room = options.max_length - _SPECIAL - question_tokens
+    room = options.max_length - SPECIAL - question_tokens
     if room < 1:
         raise UserError(
             f"{place}: a question of {question_tokens} tokens leaves no room for context in a sequence of max_length "

@@ -15,10 +15,22 @@ from bertsmith.tasks.batches import PackedBatch
 from bertsmith.tasks.examples import EncodedSequence, EncodingReport, QuestionExample
 from bertsmith.tasks.spans import SpanOptions, check_questions, decode_spans, encode_questions
 from bertsmith.tasks.spec import TaskSpec
-from bertsmith.tasks.squad_files import read_squad
+from bertsmith.tasks.squad_files import AnswerReport, read_squad
 from bertsmith.tasks.squad_metrics import SquadMetrics
 from bertsmith.tasks.task import Floats, Row, Scorer, Task
+from bertsmith.text.documents import ReadReport
 from bertsmith.text.tokenizer import BertTokenizer
+
+# counts of AnswerReport → their names in the data report
+_ANSWER_NOTES = {
+    "unanswerable": "unanswerable",
+    "moved": "answers_moved",
+    "moved_to_nearest": "answers_moved_to_nearest",
+    "not_in_context": "answers_not_in_context",
+    "empty_answers": "empty_answers",
+    "empty_contexts": "empty_contexts",
+    "empty_questions": "empty_questions",
+}
 
 
 class SpanTask(Task):
@@ -27,14 +39,23 @@ class SpanTask(Task):
     head = "span"
     metric = "f1"
     outputs = 2
+    degenerate_run = "in this run no question was answered"
 
     def __init__(self, spec: TaskSpec, tokenizer: BertTokenizer) -> None:
         super().__init__(spec, tokenizer)
         self.version: Literal[1, 2] = 2 if spec.name == "squad2" else 1
         self.options = SpanOptions(spec.max_length, spec.stride, spec.max_question, spec.n_best, spec.max_answer)
 
-    def read(self, path: str, part: str, labelled: bool | None) -> Iterator[QuestionExample]:
-        return read_squad(path, self.version, labelled, self.spec.encoding)
+    def read_file(
+        self, path: str, part: str, labelled: bool | None, read: ReadReport | None, report: EncodingReport
+    ) -> Iterator[QuestionExample]:
+        """The questions of a file. Notes what AnswerReport counts: answers moved, answers that are nowhere, …"""
+        answers = AnswerReport()
+        yield from read_squad(path, self.version, labelled, self.spec.encoding, answers, read)
+        for what, name in _ANSWER_NOTES.items():
+            sought = f": answer {what.replace('_', ' ')}"
+            place = next((place for place in answers.places if place.endswith(sought)), "")
+            report.note(name, getattr(answers, what), place.removesuffix(sought))
 
     def is_labelled(self, example: Any) -> bool:
         return example.answers is not None
@@ -101,7 +122,8 @@ class _AnswerScorer:
         threshold = self.threshold()
         if threshold is None:
             return self.metrics.one_class_only
-        return self.least_null_score > threshold  # nothing is answered
+        # nothing is answered, though something could have been
+        return self.metrics.answerable > 0 and self.least_null_score > threshold
 
     def details(self) -> dict[str, Any]:
         threshold = self.threshold()

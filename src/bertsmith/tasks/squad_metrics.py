@@ -81,6 +81,11 @@ class SquadMetrics:
         return len(self._exact)
 
     @property
+    def answerable(self) -> int:
+        """Questions so far that have an answer."""
+        return self._answerable.count(1)
+
+    @property
     def one_class_only(self) -> bool:
         """No question was given an answer."""
         return self.count > 0 and not any(self._answered)

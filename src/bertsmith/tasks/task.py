@@ -17,6 +17,7 @@ from bertsmith.errors import UserError
 from bertsmith.tasks.batches import PackedBatch
 from bertsmith.tasks.examples import EncodedSequence, EncodingReport, Example
 from bertsmith.tasks.spec import TaskSpec
+from bertsmith.text.documents import ReadReport
 from bertsmith.text.tokenizer import BertTokenizer
 
 Floats = npt.NDArray[np.float32]
@@ -50,6 +51,8 @@ class Task(ABC):
     """One of model.task_model.ARCHITECTURES."""
     metric: str
     """The official metric, by which the best weights are chosen; higher is better."""
+    degenerate_run = "this run predicts one class only; it learnt nothing"
+    """What `Scorer.one_class_only` means, for the warning."""
 
     def __init__(self, spec: TaskSpec, tokenizer: BertTokenizer) -> None:
         self.spec = spec
@@ -61,13 +64,25 @@ class Task(ABC):
     def outputs(self) -> int:
         """Scores a position."""
 
-    @abstractmethod
-    def read(self, path: str, part: str, labelled: bool | None) -> Iterator[Any]:
+    def read(self, path: str, part: str, labelled: bool | None, report: EncodingReport | None = None) -> Iterator[Any]:
         """The examples of a file in order. `part`: what it is used as, one of PARTS.
 
         `labelled` True: a row without a label is an error; False: labels are not looked at; None: taken where there.
+        `report`: counts, at the file's end, what was replaced, moved or left out; without one the worst of it is said.
         Raises UserError naming file, line and column.
         """
+        if report is None:
+            yield from self.read_file(path, part, labelled, None, EncodingReport())
+            return
+        read = ReadReport()
+        yield from self.read_file(path, part, labelled, read, report)
+        report.note_reading(read)
+
+    @abstractmethod
+    def read_file(
+        self, path: str, part: str, labelled: bool | None, read: ReadReport | None, report: EncodingReport
+    ) -> Iterator[Any]:
+        """`read`, as each kind of task does it: `read` is for the file's reader, `report` for the task's own notes."""
 
     def learn_labels(self, examples: Iterator[Any]) -> tuple[str, ...]:
         """The classes that a training file holds, in a fixed order; () for tasks whose outputs have no names."""
