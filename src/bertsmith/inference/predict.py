@@ -70,6 +70,7 @@ def predict_file(
         "truncated_tokens": report.truncated_tokens,
         "windowed": report.windowed,
         "unknown_rate": report.as_dict()["unknown_rate"],
+        **({"questions_cut": report.notes.get("questions_cut", 0)} if task.head == "span" else {}),
         "seconds": time.monotonic() - begun,
         "output": str(output),
         **({"metrics": scorer.compute() if labelled == rows else None} if score else {}),
