@@ -179,6 +179,7 @@ def test_threads_are_set(made: Made, texts: Path, tmp_path: Path, monkeypatch: p
         (("--output", "x.npy", "--long", "refuse", "--max-length", "8"), "more tokens than 8; shorten the text"),
         (("--output", "x.npy", "--text-column", "body"), "x.jsonl:1: no text column; every row must hold a text"),
         (("--output", "x.npy", "--threads", "0"), "threads: 0 is not a number from 1 up"),
+        (("--output", "x.npy", "--threads", "100000"), "--threads 100,000: this machine has "),
         (("--output", "x.safetensors", "--words", "--long", "cut"), "words would have no vector"),
     ],
 )
@@ -188,6 +189,52 @@ def test_mistakes(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a
     outcome = bertsmith("embed", made.model, "--input", "x.jsonl", *FP32, *arguments)
     assert message in outcome.mistake
     assert [path.name for path in tmp_path.iterdir()] == ["x.jsonl"]
+
+
+@pytest.mark.parametrize("command", ["embed", "score"])
+def test_mistakes_are_told_before_the_model_is_loaded(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr("bertsmith.inference.loaded.load", lambda *_: pytest.fail("the model was loaded"))
+    source = tmp_path / "x.csv"
+    source.write_text("body\na\n", encoding="utf-8")
+    good = tmp_path / ("x.npy" if command == "embed" else "x.jsonl")
+    (tmp_path / "y.npy").symlink_to(source)
+    (tmp_path / "y.jsonl").symlink_to(source)
+    for model, name, output, flags, message in (
+        (made.model, "x.csv", tmp_path / "x.xyz", (), "x.xyz: "),
+        (made.model, "x.csv", good.with_stem("y"), (), "is the input as well"),
+        (made.model, "x.csv", tmp_path, (), f"{tmp_path}: "),
+        (made.model, "x.csv", good, (), "x.csv"),
+        (made.model, "nowhere.csv", good, (), "nowhere.csv: "),
+        (made.model, "x.csv", good, ("--text-column", "body", "--threads", "100000"), "--threads 100,000: "),
+        (tmp_path / "gone", "x.csv", good, (), f"{tmp_path / 'gone'}: no such folder; name a model folder or a run"),
+        (made.model / "config.json", "x.csv", good, (), f"is a file; name the model folder, as in {made.model}"),
+    ):
+        outcome = bertsmith(command, model, "--input", tmp_path / name, "--output", output, *FP32, *flags)
+        assert message in outcome.mistake
+    if command == "score":
+        said = bertsmith("score", made.model, "--input", source, "--pairs", *FP32).mistake
+        assert "x.csv: no column 'sentence_good'" in said
+    assert source.read_text() == "body\na\n"
+
+
+@pytest.mark.parametrize(("ending", "flags"), [(".npy", ()), (".parquet", ()), (".safetensors", ("--words",))])
+def test_no_rows_in_no_vectors_out(made: Made, tmp_path: Path, ending: str, flags: tuple[str, ...]) -> None:
+    source, output = tmp_path / "x.csv", tmp_path / f"x{ending}"
+    source.write_text("text\n", encoding="utf-8")
+    outcome = bertsmith("embed", made.model, "--input", source, "--output", output, *FP32, *flags, "--json")
+    assert outcome.json["rows"] == 0
+    assert f"warning: {source}: no rows, and so none in {output}\n" in outcome.err
+    if ending == ".npy":
+        assert np.load(output).shape == (0, 128)
+    elif ending == ".parquet":
+        assert pq.read_table(output).schema.names == ["vector"]
+    else:
+        assert {name: array.shape for name, array in load_file(output).items()} == {
+            "vectors": (0, 128),
+            "offsets": (1,),
+        }
 
 
 def score(made: Made, *arguments: object) -> Outcome:
@@ -201,20 +248,22 @@ def test_score(made: Made, model: LoadedModel, texts: Path, tmp_path: Path) -> N
     assert lines[0] == "pll\ttokens\tpppl"
     for line, row in zip(lines[1:], expected, strict=True):
         pll, tokens, perplexity = line.split("\t")
-        assert float(pll) == pytest.approx(row["pll"], abs=1e-3)
         assert int(tokens) == row["tokens"]
         if row["pppl"] is None:
+            assert not pll
             assert not perplexity
         else:
+            assert float(pll) == pytest.approx(row["pll"], abs=1e-3)
             assert float(perplexity) == pytest.approx(row["pppl"], rel=1e-3)
-    total, tokens = sum(row["pll"] for row in expected), sum(row["tokens"] for row in expected)
+    total, tokens = sum(row["pll"] or 0 for row in expected), sum(row["tokens"] for row in expected)
     assert summary["rows"] == 5
+    assert summary["without_tokens"] == 1
     assert summary["tokens"] == tokens
-    assert summary["pll_mean"] == pytest.approx(total / 5, rel=1e-4)
+    assert summary["pll_mean"] == pytest.approx(total / 4, rel=1e-4)
     assert summary["pppl"] == pytest.approx(math.exp(-total / tokens), rel=1e-4)
     masked = score(made, "--input", texts, "--within-word", "mask", "--json").json
     assert masked["output"] is None
-    assert masked["pll_mean"] == pytest.approx(sum(row["pll"] for row in model.score(TEXTS, "mask")) / 5, rel=1e-4)
+    assert masked["pll_mean"] == pytest.approx(sum(row["pll"] or 0 for row in model.score(TEXTS, "mask")) / 4, rel=1e-4)
     assert masked["pll_mean"] != summary["pll_mean"]
 
 

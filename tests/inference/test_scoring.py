@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from small_models import TOKENS, save_pretrained
@@ -43,12 +44,12 @@ def naive_pll(model: LoadedModel, text: str, within_word: str = "visible") -> fl
 @pytest.mark.parametrize("within_word", ["visible", "mask"])
 def test_scores_are_those_of_masking_each_token(model: LoadedModel, within_word: str) -> None:
     for text, row in zip(TEXTS, model.score(TEXTS, within_word), strict=True):
-        assert row["pll"] == pytest.approx(naive_pll(model, text, within_word), abs=1e-4)
         assert row["tokens"] == len(model.encoder.tokenizer.encode_ids([text])[0])
         if text:
+            assert row["pll"] == pytest.approx(naive_pll(model, text, within_word), abs=1e-4)
             assert row["pppl"] == pytest.approx(math.exp(-row["pll"] / row["tokens"]))
         else:
-            assert row == {"pll": 0.0, "tokens": 0, "pppl": None}
+            assert row == {"pll": None, "tokens": 0, "pppl": None}
 
 
 def test_the_pieces_of_a_word_tell_each_other(model: LoadedModel) -> None:
@@ -83,11 +84,13 @@ def test_a_file_is_scored_row_by_row(model: LoadedModel, tmp_path: Path) -> None
     rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     expected = model.score(TEXTS)
     assert [row["tokens"] for row in rows] == [row["tokens"] for row in expected]
-    assert [row["pll"] for row in rows] == pytest.approx([row["pll"] for row in expected], abs=1e-4)
-    total, tokens = sum(row["pll"] for row in rows), sum(row["tokens"] for row in rows)
+    scored = [row for row in rows if row["tokens"]]
+    assert [row["pll"] for row in scored] == pytest.approx([row["pll"] for row in expected if row["tokens"]], abs=1e-4)
+    total, tokens = sum(row["pll"] for row in scored), sum(row["tokens"] for row in rows)
+    assert summary["without_tokens"] == 1
     assert summary["rows"] == len(TEXTS)
     assert summary["tokens"] == tokens
-    assert summary["pll_mean"] == pytest.approx(total / len(TEXTS))
+    assert summary["pll_mean"] == pytest.approx(total / (len(TEXTS) - 1))
     assert summary["pppl"] == pytest.approx(math.exp(-total / tokens))
 
 
@@ -117,6 +120,47 @@ def test_minimal_pairs(model: LoadedModel, tmp_path: Path, name: str, columns: t
     assert summary["ties"] == 1
     assert summary["rows"] == 4
     assert summary["accuracy"] == sum(row["correct"] for row in rows) / 4
+
+
+NOTHING = ["\ue000", "\u200b"]  # the tokenizer leaves nothing of them
+
+
+def test_a_text_without_tokens_is_no_likely_one(
+    model: LoadedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sum over no token is 0, the best of all scores: it must win nothing and lift no mean."""
+    source, out = tmp_path / "x.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in [*NOTHING, "the cat"]), encoding="utf-8")
+    summary = score_file(model.scorer(), str(source), out)
+    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [row["pll"] for row in rows[:2]] == [None, None]
+    assert summary["pll_mean"] == pytest.approx(rows[2]["pll"])
+    assert summary["without_tokens"] == 2
+    assert "warning: 2 of 3 texts hold no token, so that they have no score" in capsys.readouterr().err
+    pairs = [(NOTHING[0], "the cat"), ("the cat", NOTHING[1]), (NOTHING[0], NOTHING[1])]
+    source.write_text("".join(json.dumps({"good": good, "bad": bad}) + "\n" for good, bad in pairs), encoding="utf-8")
+    summary = score_pairs_file(model.scorer(), str(source), out)
+    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [row["correct"] for row in rows] == [None] * 3
+    assert (summary["accuracy"], summary["ties"], summary["without_tokens"]) == (None, 0, 3)
+    assert "warning: 3 of 3 pairs hold a sentence without a token" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".jsonl", ".parquet"])
+def test_no_rows(model: LoadedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str], ending: str) -> None:
+    source, out = tmp_path / "x.csv", tmp_path / f"out{ending}"
+    source.write_text("text,good,bad\n", encoding="utf-8")
+    for score, columns in (
+        (score_file, ["pll", "tokens", "pppl"]),
+        (score_pairs_file, ["good_pll", "bad_pll", "good_tokens", "bad_tokens", "correct"]),
+    ):
+        assert score(model.scorer(), str(source), out)["rows"] == 0
+        assert capsys.readouterr().err == f"warning: {source}: no rows, and so none in {out}\n"
+        if ending == ".parquet":
+            assert pq.read_table(out).schema.names == columns
+        else:
+            expected = "" if ending == ".jsonl" else (",\t"[ending == ".tsv"]).join(columns) + "\n"
+            assert out.read_text() == expected
 
 
 def test_pairs_that_are_not_there_are_named(model: LoadedModel, tmp_path: Path) -> None:

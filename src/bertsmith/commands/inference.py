@@ -1,6 +1,7 @@
 """A pre-trained model at work: fill, embed, score."""
 
 import argparse
+import os
 import re
 from pathlib import Path
 
@@ -57,6 +58,22 @@ def _add_threads(parser: CommandParser) -> None:
     )
 
 
+# PyTorch ends in a segmentation fault where the system cannot make as many; more than a few a core only slow it down
+_MOST_THREADS_A_CORE = 8
+
+
+def _check_model(args: argparse.Namespace) -> None:
+    """Raise UserError for what is seen of MODEL and --threads without looking into it."""
+    path = Path(args.model)
+    if path.is_file():
+        raise UserError(f"{args.model}: is a file; name the model folder, as in {path.parent}")
+    if not path.exists():
+        raise UserError(f"{args.model}: no such folder; name a model folder or a run")
+    cores = os.cpu_count() or 1
+    if args.threads is not None and args.threads > (most := _MOST_THREADS_A_CORE * cores):
+        raise UserError(f"--threads {args.threads:,}: this machine has {cores} cores; give {most} at most")
+
+
 def add_embed(parser: CommandParser) -> None:
     # `--layers -4:` and `--layers -4,-3` are values although they begin with a hyphen, as numbers do
     parser._negative_number_matcher = re.compile(r"-\d[-\d,:]*$")
@@ -100,20 +117,20 @@ def add_embed(parser: CommandParser) -> None:
 
 
 def run_embed(args: argparse.Namespace, pairs: Pairs) -> Summary:
-
-    from bertsmith.inference.embed import embed_file
+    from bertsmith.inference.embed import check_embedding, embed_file
     from bertsmith.inference.features import FeatureOptions
     from bertsmith.inference.loaded import load
-    from bertsmith.inference.vector_writer import find_vector_format
     from bertsmith.progress import say
 
     names = ("layers", "combine", "pool", "words", "normalize", "max_length", "long", "allow_special")
     options = FeatureOptions(**{name: getattr(args, name) for name in names})
-    find_vector_format(Path(args.output), options.several)  # told before the model is loaded
+    _check_model(args)
+    reading = (typed(args.text_column), args.encoding)
+    check_embedding(args.input, Path(args.output), options, *reading)  # told before the model is loaded
     model = load(args.model, args.device, args.precision, args.threads)
     extractor = model.features(options)
     say(f"embedding: {extractor.dimension} numbers a vector; {model.describe()}")
-    return embed_file(extractor, args.input, args.output, typed(args.text_column), args.encoding)
+    return embed_file(extractor, args.input, args.output, *reading)
 
 
 def add_score(parser: CommandParser) -> None:
@@ -141,8 +158,9 @@ def add_score(parser: CommandParser) -> None:
 
 
 def run_score(args: argparse.Namespace, pairs: Pairs) -> Summary:
+    from bertsmith.inference.embed import read_text_rows
     from bertsmith.inference.loaded import load
-    from bertsmith.inference.scoring import score_file, score_pairs_file
+    from bertsmith.inference.scoring import check_scoring, read_pairs, score_file, score_pairs_file
     from bertsmith.progress import say
 
     if not args.pairs and (args.good_column or args.bad_column):
@@ -150,13 +168,18 @@ def run_score(args: argparse.Namespace, pairs: Pairs) -> Summary:
                         "--text-column")  # fmt: skip
     if args.pairs and args.text_column != "text":
         raise UserError("--text-column is for single sentences; name those of --pairs with --good-column, --bad-column")
+    _check_model(args)
+    output = None if args.output is None else Path(args.output)
+    good, bad = (None if name is None else typed(name) for name in (args.good_column, args.bad_column))
+    reading = (typed(args.text_column), args.encoding)
+    rows = read_pairs(args.input, good, bad, args.encoding) if args.pairs else read_text_rows(args.input, *reading)
+    check_scoring(args.input, output, rows)  # told before the model is loaded
     model = load(args.model, args.device, args.precision, args.threads)
     scorer = model.scorer(args.within_word)
     say(f"scoring: {model.describe()}")
     if not args.pairs:
-        return score_file(scorer, args.input, args.output, typed(args.text_column), args.encoding)
-    good, bad = (None if name is None else typed(name) for name in (args.good_column, args.bad_column))
-    return score_pairs_file(scorer, args.input, args.output, good, bad, args.encoding)
+        return score_file(scorer, args.input, output, *reading)
+    return score_pairs_file(scorer, args.input, output, good, bad, args.encoding)
 
 
 COMMANDS: dict[str, Command] = {
@@ -190,7 +213,8 @@ rows from offsets[i] to offsets[i + 1] (and for tokens `token_ids`). .parquet ho
         """A model with a masked-LM head and a file of sentences in, how likely it finds each out: the sum of the
 log-probabilities (natural) of its tokens, each masked in turn (PLL), and the pseudo-perplexity exp(-PLL / tokens)
 (Salazar et al. 2020). With --pairs a table of acceptable and unacceptable sentences in (BLiMP's .jsonl as it is), the
-share of pairs out in which the acceptable one has the higher PLL.""",
+share of pairs out in which the acceptable one has the higher PLL. A text of which no token is left has no PLL: it is
+counted apart, and so is its pair.""",
         """  bertsmith score run/model --input sentences.txt --output scores.jsonl
   bertsmith score run/model --input blimp/anaphor_number_agreement.jsonl --pairs --json""",
         add_score,

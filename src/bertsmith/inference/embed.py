@@ -5,12 +5,12 @@ In: texts, a row each, or sentences split into words. Out: .npy, .parquet or .sa
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import UserError
-from bertsmith.inference.features import FeatureExtractor, Text
+from bertsmith.inference.features import FeatureExtractor, FeatureOptions, Text
 from bertsmith.inference.vector_writer import find_vector_format, open_vector_writer
 from bertsmith.progress import Progress, say
 from bertsmith.storage import check_out
@@ -30,6 +30,30 @@ def check_output(input_path: str, output: Path) -> None:
     check_out(output, folder=False)
     if output.exists() and os.path.exists(input_path) and output.samefile(input_path):
         raise UserError(f"{output}: is the input as well, and would be replaced; choose another --output")
+
+
+def check_rows(path: str, rows: Iterator[Any]) -> None:
+    """Raise UserError where a file cannot be read, lacks its columns or begins with a row that is none.
+
+    `rows` reads `path` and is used up to the first one. What can be read only once, such as a pipe, is left alone.
+    """
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        return
+    try:
+        next(rows, None)
+    finally:
+        if isinstance(rows, Generator):
+            rows.close()
+
+
+def check_embedding(
+    input_path: str, output: Path, options: FeatureOptions, text_column: str = "text", encoding: str = "utf-8"
+) -> None:
+    """Raise UserError for whatever `embed_file` can tell of its files before there is a model."""
+    find_vector_format(output, options.several)
+    check_output(input_path, output)
+    read = read_word_rows if options.words else read_text_rows
+    check_rows(input_path, read(input_path, text_column, encoding))
 
 
 def read_text_rows(path: str, text_column: str = "text", encoding: str = "utf-8") -> Iterator[tuple[str, str]]:
@@ -79,6 +103,12 @@ def say_losses(report: EncodingReport, max_length: int) -> None:
         say(f"warning: {unknown:.0%} of the tokens are [UNK]: the vocabulary does not know these texts' words")
 
 
+def say_empty(rows: int, input_path: str, output: str | Path | None) -> None:
+    """Say where there was no row: an output without any could pass for one that was written by mistake."""
+    if not rows:
+        say(f"warning: {input_path}: no rows{'' if output is None else f', and so none in {output}'}")
+
+
 def embed_file(
     extractor: FeatureExtractor,
     input_path: str,
@@ -106,6 +136,7 @@ def embed_file(
             vectors += len(chunk.rows)
             bar.advance(len(chunk.rows) if chunk.counts is None else len(chunk.counts))
     seconds = time.monotonic() - begun
+    say_empty(report.examples, input_path, output)
     say_losses(report, extractor.max_length)
     return {
         "rows": report.examples,

@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bertsmith.errors import UserError, one_of
-from bertsmith.inference.embed import check_output, read_text_rows, say_losses
+from bertsmith.inference.embed import check_output, check_rows, read_text_rows, say_empty, say_losses
 from bertsmith.inference.encoder import Encoder, Sequences, fill_up, pack_sequences, ranges
 from bertsmith.inference.features import split_chunks
 from bertsmith.inference.row_writer import find_ending, open_row_writer
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.heads import ROWS_AT_ONCE
-from bertsmith.progress import Progress
+from bertsmith.progress import Progress, say
 from bertsmith.tasks.batches import group_by_tokens
 from bertsmith.tasks.examples import EncodingReport
 from bertsmith.tasks.table import Problems, Table, read_text
@@ -37,6 +37,9 @@ PAIR_COLUMNS = (("sentence_good", "sentence_bad"), ("good", "bad"))
 """Names of the columns of minimal pairs where none are given: BLiMP's, and plain ones."""
 # a token is a copy of its sentence: so many characters of text at a time bound the copies that are planned at once
 _CHARACTERS_AT_ONCE = 200_000
+# rows as they are written, for the columns' sake
+_LIKE_SENTENCE: Row = {"pll": 0.0, "tokens": 0, "pppl": 0.0}
+_LIKE_PAIR: Row = {"good_pll": 0.0, "bad_pll": 0.0, "good_tokens": 0, "bad_tokens": 0, "correct": True}
 
 
 class SentenceScorer:
@@ -55,7 +58,7 @@ class SentenceScorer:
         self.report = EncodingReport()
 
     def score(self, texts: Sequence[str]) -> list[Row]:
-        """For each text its `pll`, its `tokens` and its `pppl` (None where there is no token), in order."""
+        """For each text its `pll`, its `tokens` and its `pppl`, in order; the scores are None where no token is."""
         chunks = split_chunks((("", text) for text in texts), _CHARACTERS_AT_ONCE)
         return [row for chunk in chunks for row in self._score_some([str(text) for _, text in chunk])]
 
@@ -76,7 +79,8 @@ class SentenceScorer:
             scores = self._log_probabilities(sequences, owners[chosen], places[chosen], masked[chosen])
             np.add.at(sums, owners[chosen], scores.double().cpu().numpy())
         for total, tokens in zip(sums.tolist(), lengths.tolist(), strict=True):
-            yield {"pll": total, "tokens": tokens, "pppl": _perplexity(total, tokens)}
+            # the sum over no token, 0, would be better than any sentence's
+            yield {"pll": total if tokens else None, "tokens": tokens, "pppl": _perplexity(total, tokens)}
 
     def _encode(self, texts: Sequence[str]) -> Sequences:
         tokenizer, report, room = self.encoder.tokenizer, self.report, self.encoder.max_length - 2
@@ -131,19 +135,29 @@ def score_file(
 ) -> dict[str, Any]:
     """Score every row of a file; the rows of `SentenceScorer.score` are written in order, where an output is named.
 
-    Returns the JSON summary: `pll_mean` is over sentences, `pppl` over all tokens of the file. Raises UserError for
-    rows that cannot be read, naming the line, and an output that cannot be written.
+    Returns the JSON summary: `pll_mean` is over sentences, `pppl` over all tokens of the file. Texts without a token
+    are in neither, and counted in `without_tokens`. Raises UserError for rows that cannot be read, naming the line, and
+    an output that cannot be written.
     """
     begun = time.monotonic()
-    rows, total, tokens = 0, 0.0, 0
-    with _open_output(input_path, output_path) as write:
+    rows, scored, total, tokens = 0, 0, 0.0, 0
+    with _open_output(input_path, output_path, _LIKE_SENTENCE) as write:
         for chunk in split_chunks(read_text_rows(input_path, text_column, encoding), _CHARACTERS_AT_ONCE):
             scores = scorer.score([str(text) for _, text in chunk])
             write(scores)
             rows += len(scores)
-            total += sum(row["pll"] for row in scores)
+            plls = [row["pll"] for row in scores if row["tokens"]]
+            scored += len(plls)
+            total += sum(plls)
             tokens += sum(row["tokens"] for row in scores)
-    figures = {"pll_mean": total / rows if rows else None, "pppl": _perplexity(total, tokens)}
+    say_empty(rows, input_path, output_path)
+    if without := rows - scored:
+        say(f"warning: {without:,} of {rows:,} texts hold no token, so that they have no score and are in no mean")
+    figures = {
+        "pll_mean": total / scored if scored else None,
+        "pppl": _perplexity(total, tokens),
+        "without_tokens": without,
+    }
     return _summary(scorer, rows, figures, begun, output_path)
 
 
@@ -158,12 +172,13 @@ def score_pairs_file(
     """Score a table of minimal pairs: how often has the acceptable sentence the higher PLL (Salazar et al., section 4)?
 
     Columns not named are those of PAIR_COLUMNS. Rows written: good_pll, bad_pll, good_tokens, bad_tokens, correct. A
-    pair of equal PLLs is not correct and counted in `ties`. Raises UserError as `score_file`.
+    pair of equal PLLs is not correct and counted in `ties`. A pair with a sentence without tokens is neither won nor
+    lost (`correct` None): it is not in `accuracy`, but counted in `without_tokens`. Raises UserError as `score_file`.
     """
     begun = time.monotonic()
-    rows = correct = ties = 0
-    with _open_output(input_path, output_path) as write:
-        for chunk in split_chunks(_read_pairs(input_path, good_column, bad_column, encoding), _CHARACTERS_AT_ONCE):
+    rows = scored = correct = ties = 0
+    with _open_output(input_path, output_path, _LIKE_PAIR) as write:
+        for chunk in split_chunks(read_pairs(input_path, good_column, bad_column, encoding), _CHARACTERS_AT_ONCE):
             scores = scorer.score([sentence for _, pair in chunk for sentence in pair])
             results = [
                 {
@@ -171,27 +186,46 @@ def score_pairs_file(
                     "bad_pll": bad["pll"],
                     "good_tokens": good["tokens"],
                     "bad_tokens": bad["tokens"],
-                    "correct": good["pll"] > bad["pll"],
+                    "correct": good["pll"] > bad["pll"] if good["tokens"] and bad["tokens"] else None,
                 }
                 for good, bad in zip(scores[::2], scores[1::2], strict=True)
             ]
             write(results)
             rows += len(results)
-            correct += sum(row["correct"] for row in results)
-            ties += sum(row["good_pll"] == row["bad_pll"] for row in results)
-    figures = {"accuracy": correct / rows if rows else None, "ties": ties}
+            compared = [row for row in results if row["correct"] is not None]
+            scored += len(compared)
+            correct += sum(row["correct"] for row in compared)
+            ties += sum(row["good_pll"] == row["bad_pll"] for row in compared)
+    say_empty(rows, input_path, output_path)
+    if without := rows - scored:
+        say(f"warning: {without:,} of {rows:,} pairs hold a sentence without a token; they are not in the accuracy")
+    figures = {"accuracy": correct / scored if scored else None, "ties": ties, "without_tokens": without}
     return _summary(scorer, rows, figures, begun, output_path)
 
 
+def check_scoring(input_path: str, output: Path | None, rows: Iterator[Any] | None = None) -> None:
+    """Raise UserError for whatever can be told of the files before there is a model.
+
+    `rows`: what reads `input_path`, of which the first is looked at.
+    """
+    if output is not None:
+        find_ending(output)
+        check_output(input_path, output)
+    if rows is not None:
+        check_rows(input_path, rows)
+
+
 @contextlib.contextmanager
-def _open_output(input_path: str, output_path: str | Path | None) -> Iterator[Callable[[Sequence[Row]], None]]:
-    """Yield what takes rows: it writes them, where an output is named, and moves the bar."""
+def _open_output(
+    input_path: str, output_path: str | Path | None, like: Row
+) -> Iterator[Callable[[Sequence[Row]], None]]:
+    """Yield what takes rows such as `like`: it writes them, where an output is named, and moves the bar."""
     with contextlib.ExitStack() as stack:
         writer = None
         if output_path is not None:
-            find_ending(Path(output_path))
-            check_output(input_path, Path(output_path))
+            check_scoring(input_path, Path(output_path))
             writer = stack.enter_context(open_row_writer(Path(output_path)))
+            writer.expect(like)
         bar = stack.enter_context(Progress("scoring", None, "rows"))
 
         def write(rows: Sequence[Row]) -> None:
@@ -219,7 +253,7 @@ def _summary(
     }
 
 
-def _read_pairs(path: str, good: str | None, bad: str | None, encoding: str) -> Iterator[tuple[str, Pair]]:
+def read_pairs(path: str, good: str | None, bad: str | None, encoding: str) -> Iterator[tuple[str, Pair]]:
     """(`file:line`, (acceptable, unacceptable) sentence) of every row."""
     problems = Problems("every row needs two sentences")
     with Table(path, encoding) as table:
