@@ -52,7 +52,14 @@ def small(tagger: Path) -> tuple[Path, Outcome]:
 def test_one_json_object_whatever_the_exporter_has_to_say(small: tuple[Path, Outcome]) -> None:
     out, outcome = small
     summary = outcome.json
-    assert outcome.err == ""
+    assert outcome.err.splitlines() == [
+        f"export: tracing {out.parent / 'model é'}",
+        "export: writing model.onnx",
+        f"export: comparing it with the model on {len(summary['compared_on'])} batches",
+        "export: quantizing its weights to int8",
+        f"export: comparing the int8 file with the model on {len(summary['compared_on'])} batches",
+        "export: timing fp32 and int8",
+    ]
     assert summary["path"] == str(out)
     assert summary["format"] == "onnx"
     assert summary["precision"] == "int8"
@@ -126,8 +133,9 @@ def test_a_file_that_differs_is_not_kept_and_the_exit_code_is_1(
     outcome = bertsmith("export", tagger, "--out", tmp_path / "out", "--format", "torch", "--json")
     assert outcome.code == 1
     assert not outcome.out
-    assert outcome.err.startswith(f"bertsmith: {tmp_path / 'out'}: the exported file differs from the model by ")
-    assert outcome.err.count("\n") == 1
+    last = outcome.err.splitlines()[-1]
+    assert last.startswith(f"bertsmith: {tmp_path / 'out'}: the exported file differs from the model by ")
+    assert outcome.err.count("bertsmith: ") == 1
     assert not list(tmp_path.iterdir())
 
 
@@ -143,6 +151,18 @@ def test_a_file_that_differs_is_not_kept_and_the_exit_code_is_1(
 def test_wrong_options_are_named(tagger: Path, tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
     assert said in bertsmith("export", tagger, "--out", tmp_path / "out", *arguments).mistake
     assert not list(tmp_path.iterdir())
+
+
+def test_names_are_checked_before_the_packages_are_imported(
+    tagger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bertsmith.inference.export.import_optional", lambda name: pytest.fail(f"{name} is imported"))
+    (tmp_path / "notes.txt").write_text("mine")
+    said = bertsmith("export", tagger, "--out", tmp_path / "notes.txt", "--format", "onnx").mistake
+    assert said.startswith(f"{tmp_path / 'notes.txt'}: a file stands where a folder is needed")
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    said = bertsmith("export", tmp_path / "gone", "--out", tmp_path / "out", "--format", "onnx").mistake
+    assert str(tmp_path / "gone") in said
 
 
 def test_a_folder_in_use_is_left_alone(tagger: Path, tmp_path: Path) -> None:

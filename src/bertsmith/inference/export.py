@@ -85,11 +85,11 @@ def export_model(
         raise UserError(
             "--int8: needs --format onnx; PyTorch's int8 for the CPU is deprecated, and its successor another package"
         )
-    for package in PACKAGES if format == "onnx" else ():
-        import_optional(package)
     target = Path(out)
     _check_target(target)
     exportable = open_exportable(folder)
+    for package in PACKAGES if format == "onnx" else ():  # which takes seconds, and is in vain for a wrong name
+        import_optional(package)
     batches = list(random_batches(exportable.config, seed))
     more: dict[str, Any] = {}
     with atomic_folder(target) as partial:
@@ -98,6 +98,7 @@ def export_model(
         _write_companions(partial, exportable)
         opset = _write_model(exportable, format, first / FILE_NAMES[format])
         marker = _write_marker(first, _describe(first, exportable, format, "fp32", opset))
+        say(f"export: comparing it with the model on {len(batches)} batches")
         agreement = compare(load_exported(first), exportable, batches)
         if not agreement.max_difference <= TOLERANCE:
             raise ExportMismatch(
@@ -106,11 +107,14 @@ def export_model(
             )
         if int8:
             more = {"fp32_max_difference": agreement.max_difference, "size_mb_before": _megabytes(marker)}
+            say("export: quantizing its weights to int8")
             quantize.quantize_weights(first / marker["file"], partial / marker["file"])
             marker = _write_marker(partial, _describe(partial, exportable, format, "int8", opset))
+            say(f"export: comparing the int8 file with the model on {len(batches)} batches")
             agreement = compare(load_exported(partial), exportable, batches)
             if not math.isfinite(agreement.max_difference):
                 raise ExportMismatch(f"{target}: the int8 file gives NaN or infinity; it was not kept")
+            say("export: timing fp32 and int8")
             speed_texts = quantize.speed_batches(marker["vocab_size"], marker["max_length"], seed)
             more["tokens_per_second"] = {
                 name: quantize.measure_speed(load_exported(place), speed_texts)
@@ -147,7 +151,9 @@ def _check_target(target: Path) -> None:
 def _write_model(exportable: Exportable, format: str, path: Path) -> int | None:
     """Write the model's file; its opset, where it has one."""
     inputs = example_inputs(exportable.config)
+    say(f"export: tracing {exportable.folder}")
     program = trace(PaddedBert(exportable), inputs, exportable.config.max_position_embeddings)
+    say(f"export: writing {path.name}")
     if format == "torch":
         write_program(program, path)
         return None
