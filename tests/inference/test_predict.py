@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
+from bertsmith.commands.tasks import show_evaluate
 from bertsmith.errors import UserError
-from bertsmith.inference import predictor
+from bertsmith.inference import predict, predictor
 from bertsmith.inference.predict import evaluate_file, predict_file
 from bertsmith.inference.predictor import CHUNK, compute_logits, predict_examples
 from bertsmith.tasks.examples import EncodingReport, TextExample
@@ -94,6 +96,44 @@ def test_what_a_row_holds(tuned: Tuned, files: Files, tmp_path: Path, kind: str)
         for row, cell in zip(found, cells, strict=True):
             for key, value in row.items():
                 assert cell[key] == ("" if value is None else value if isinstance(value, str) else json.dumps(value))
+
+
+@pytest.mark.parametrize("kind", ["classify", "regress", "multilabel", "choice", "ner"])
+def test_no_rows_in_no_rows_out(
+    tuned: Tuned, files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """A valid file with the columns that a row would have."""
+    whole = predicted(tuned(kind), files[kind][1], tmp_path / "whole.jsonl")
+    if kind == "ner":
+        source = tmp_path / "in.parquet"
+        pq.write_table(pa.table({"tokens": pa.array([], pa.list_(pa.string()))}), source)
+    else:
+        source = tmp_path / "in.csv"
+        with files[kind][1].open(encoding="utf-8") as file:
+            source.write_text(file.readline(), encoding="utf-8")
+    for ending in (".csv", ".tsv", ".jsonl", ".parquet"):
+        out = tmp_path / f"out{ending}"
+        capsys.readouterr()
+        assert predict_file(tuned(kind), str(source), out, "cpu", "fp32")["rows"] == 0
+        assert f"warning: {source}: no rows, and so none in {out}\n" in capsys.readouterr().err
+        if ending == ".parquet":
+            assert pq.read_table(out).schema.names == list(whole[0])
+            assert pq.read_table(out).num_rows == 0
+        else:
+            expected = "" if ending == ".jsonl" else (",\t"[ending == ".tsv"]).join(whole[0]) + "\n"
+            assert out.read_text("utf-8") == expected
+
+
+def test_unknown_words_are_said(tuned: Tuned, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_rows(tmp_path / "in.csv", ("text", "label"), [("☃ ☃ ☃ ♡", "pos"), ("a cat", "neg")])
+    said = "of the tokens are [UNK]: the vocabulary does not know these texts' words\n"
+    predict_file(tuned("classify"), str(source), tmp_path / "out.jsonl", "cpu", "fp32")
+    assert said in capsys.readouterr().err
+    evaluate_file(tuned("classify"), str(source), "cpu", "fp32")
+    assert said in capsys.readouterr().err
+    write_rows(source, ("text", "label"), [("a cat", "pos")])
+    evaluate_file(tuned("classify"), str(source), "cpu", "fp32")
+    assert said not in capsys.readouterr().err
 
 
 def test_words_without_tags(tuned: Tuned, tmp_path: Path) -> None:
@@ -220,6 +260,56 @@ def test_test_files_are_scored_where_labelled(tuned: Tuned, tmp_path: Path) -> N
     assert found[0]["metrics"] == evaluate_file(tuned("classify"), str(labelled), "cpu", "fp32")["metrics"]
     assert [summary["metrics"] for summary in found[1:]] == [None, None]
     assert "metrics" not in predict_file(tuned("classify"), str(labelled), tmp_path / "p", "cpu", "fp32")
+
+
+def test_metrics_are_imported_before_the_bar(tuned: Tuned, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its end it would stand still for seconds."""
+    happened: list[str] = []
+
+    class Bar(predict.Progress):
+        def __enter__(self) -> "Bar":
+            happened.append("bar")
+            return self
+
+    monkeypatch.setattr(predict, "Progress", Bar)
+    monkeypatch.setattr(predict.importlib, "import_module", happened.append)
+    evaluate_file(tuned("classify"), str(files["classify"][1]), "cpu", "fp32")
+    assert happened == ["sklearn.metrics", "bar"]
+
+
+def test_evaluation_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
+    """Metrics first, a line a class, and which class is taken for which, unless there are too many."""
+    row = {"precision": 0.5, "recall": 1.0, "f1": 2 / 3, "support": 1_234}
+    report = {"truncated": 2, "windowed": 0, "unknown_rate": 0.125}
+    summary = {
+        "task": "classify",
+        "metrics": {"accuracy": 0.75, "matthews": -0.5},
+        "one_class_only": False,
+        "per_class": [{"label": "neg", **row}, {"label": "positive", **row}],
+        "confusion": [[1_234, 0], [7, 12]],
+        "labels": ["neg", "positive"],
+        "rows": 1_253,
+        "data_report": report,
+        "seconds": 1.5,
+    }
+    show_evaluate(summary)
+    assert capsys.readouterr().out.splitlines() == [
+        "task: classify",
+        "accuracy: 0.75",
+        "matthews: -0.5",
+        "  neg                  precision 0.500  recall 1.000  f1 0.667  (1,234)",
+        "  positive             precision 0.500  recall 1.000  f1 0.667  (1,234)",
+        "  true \\ predicted    neg  positive",
+        "  neg               1,234         0",
+        "  positive              7        12",
+        "1,253 rows in 1s: 2 cut, 0 in windows, 12.5% of the tokens [UNK]",
+    ]
+    show_evaluate(summary | {"labels": list("abcdefghijklm"), "confusion": [[0] * 13] * 13, "one_class_only": True})
+    shown = capsys.readouterr().out
+    assert "predicted" not in shown
+    assert "every prediction is one and the same\n" in shown
+    show_evaluate(summary | {"labels": [], "confusion": None, "per_class": None})
+    assert len(capsys.readouterr().out.splitlines()) == 4
 
 
 def test_evaluation_names_what_is_wrong(tuned: Tuned, tmp_path: Path) -> None:

@@ -6,9 +6,13 @@ from typing import Any
 
 from bertsmith.arguments import CommandParser, add_compute, typed
 from bertsmith.commands.command import Command, Pairs, Summary
+from bertsmith.progress import format_seconds
 from bertsmith.results import print_text
 
 _METRICS_SHOWN = 8
+# classes up to which a confusion matrix fits a terminal
+_CONFUSION_SHOWN = 12
+_NAME_SHOWN = 20
 _NOT_OF_GLUE = (
     "task", "train", "dev", "test", "grid", "text_column", "text_pair_column", "label_column", "label_separator",
     "encoding", "squad.stride", "squad.max_question", "squad.n_best", "squad.max_answer", "ner.token_column",
@@ -61,12 +65,17 @@ def show_finetune(summary: Summary) -> None:
             f"{summary['metric']}: mean {summary['mean']:.4g}, standard deviation {summary['std']:.2g}, best "
             f"{summary['best']:.4g}, worst {summary['worst']:.4g}, degenerate runs {summary['degenerate_runs']}"
         )
+    _show_classes(summary)
+    print_text(f"the model is {summary['model_dir']}")
+
+
+def _show_classes(summary: Summary) -> None:
+    """A line a class, where the task has any."""
     for row in summary["per_class"] or ():
         print_text(
             f"  {row['label']:<20} precision {row['precision']:.3f}  recall {row['recall']:.3f}  f1 {row['f1']:.3f}  "
             f"({row['support']:,})"
         )
-    print_text(f"the model is {summary['model_dir']}")
 
 
 def _metrics(metrics: dict[str, float]) -> str:
@@ -128,6 +137,34 @@ def run_evaluate(args: argparse.Namespace, pairs: Pairs) -> Summary:
     return evaluate_file(args.model, args.data, args.device, args.precision, **columns(args))
 
 
+def show_evaluate(summary: Summary) -> None:
+    print_text(f"task: {summary['task']}")
+    for name, value in summary["metrics"].items():
+        print_text(f"{name}: {value:.4g}")
+    if summary["one_class_only"]:
+        print_text("every prediction is one and the same")
+    _show_classes(summary)
+    _show_confusion(summary["labels"], summary["confusion"])
+    report = summary["data_report"]
+    print_text(
+        f"{summary['rows']:,} rows in {format_seconds(summary['seconds'])}: {report['truncated']:,} cut, "
+        f"{report['windowed']:,} in windows, {report['unknown_rate']:.1%} of the tokens [UNK]"
+    )
+
+
+def _show_confusion(labels: list[str], matrix: list[list[int]] | None) -> None:
+    """A row a true class, a column a predicted one."""
+    if not matrix or len(labels) > _CONFUSION_SHOWN:
+        return
+    names = [label if len(label) <= _NAME_SHOWN else f"{label[: _NAME_SHOWN - 1]}…" for label in labels]
+    side = max(map(len, ["true \\ predicted", *names]))
+    widths = [max(len(name), *(len(f"{row[place]:,}") for row in matrix)) for place, name in enumerate(names)]
+    lines = [("true \\ predicted", names), *zip(names, ([f"{n:,}" for n in row] for row in matrix), strict=True)]
+    for first, cells in lines:
+        padded = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
+        print_text(f"  {first:<{side}}  {'  '.join(padded)}")
+
+
 def add_predict(parser: CommandParser) -> None:
     parser.add_argument("model", metavar="RUN_OR_MODEL", help="a fine-tuned run or model folder")
     parser.add_argument("--input", required=True, metavar="FILE", help="rows to predict, labelled or not")
@@ -180,6 +217,7 @@ score as the leaderboard averages it, and submission.zip with the predictions fo
         "  bertsmith evaluate sentiment --data test.csv",
         add_evaluate,
         run_evaluate,
+        show_evaluate,
     ),
     "predict": Command(
         "predictions of a fine-tuned model for every row of a file",

@@ -4,7 +4,7 @@ Predictions are written in input order to .jsonl, .csv, .tsv or .parquet, comple
 chunk of rows, whatever the file's size.
 """
 
-import os
+import importlib
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,16 +14,37 @@ import torch
 
 from bertsmith.errors import UserError
 from bertsmith.hardware import prepare_machine
+from bertsmith.inference.embed import check_output, say_empty, say_losses
 from bertsmith.inference.encoder import InferenceBert
 from bertsmith.inference.predictor import predict_examples
 from bertsmith.inference.row_writer import find_ending, open_row_writer
 from bertsmith.model.task_model import BertForTask
-from bertsmith.progress import Progress, say
-from bertsmith.storage import check_out
-from bertsmith.tasks.examples import EncodingReport
+from bertsmith.progress import Progress
+from bertsmith.tasks.classification import ClassifyTask, RegressTask
+from bertsmith.tasks.examples import (
+    ChoiceExample,
+    EncodingReport,
+    Example,
+    QuestionExample,
+    TaggedExample,
+    TextExample,
+)
 from bertsmith.tasks.model_folder import load_task_model
 from bertsmith.tasks.registry import make_task
 from bertsmith.tasks.task import Task
+
+# what computes a task's metrics takes seconds to import: before the bar, which would else stand still at its end
+_METRIC_MODULES: tuple[tuple[type[Task], str], ...] = (
+    (ClassifyTask, "sklearn.metrics"),
+    (RegressTask, "scipy.stats"),
+)
+# an example of each kind, whose prediction tells the columns where a file has no rows
+_MADE_UP: dict[str, Example] = {
+    "sequence": TextExample("", "0", "a", None, None),
+    "choice": ChoiceExample("", "0", "a", ("a", "a"), None),
+    "token": TaggedExample("", "0", ("a",), None),
+    "span": QuestionExample("", "0", "a", "a", None),
+}
 
 
 def predict_file(
@@ -45,10 +66,8 @@ def predict_file(
     Raises UserError for a model without a trained output layer, and for rows that cannot be read, naming the line.
     """
     output = Path(output_path)
-    check_out(output, folder=False)
     find_ending(output)
-    if output.exists() and os.path.exists(input_path) and output.samefile(input_path):
-        raise UserError(f"{output}: is the input as well, and would be replaced; choose another --output")
+    check_output(input_path, output)
     task, model, device_ = open_for_prediction(model_folder, device, precision, columns)
     report, scorer, begun = EncodingReport(), task.scorer(), time.monotonic()
     rows = labelled = 0
@@ -62,8 +81,11 @@ def predict_file(
                 pairs = [pair for pair in zip(chunk, predictions, strict=True) if task.is_labelled(pair[0])]
                 labelled += len(pairs)
                 scorer.add([example for example, _ in pairs], [row for _, row in pairs])
-    if report.truncated:
-        say(f"warning: {report.truncated:,} of {rows:,} texts, longer than {task.spec.max_length} tokens, were cut")
+        if not rows:  # the columns are known all the same
+            made_up = predict_examples(task, model, [_MADE_UP[task.head]], device_, EncodingReport())
+            writer.expect(next(made_up)[1][0])
+    say_empty(rows, input_path, output)
+    say_losses(report, task.spec.max_length)
     return {
         "rows": rows,
         "truncated": report.truncated,
@@ -102,6 +124,9 @@ def evaluate_file(
     """
     task, model, device_ = open_for_prediction(model_folder, device, precision, columns)
     report, scorer, begun = EncodingReport(), task.scorer(), time.monotonic()
+    for kind, module in _METRIC_MODULES:
+        if isinstance(task, kind):
+            importlib.import_module(module)
     rows = 0
     with Progress("evaluating", None, "rows") as bar:
         examples = task.read(input_path, "dev", True)
@@ -110,6 +135,7 @@ def evaluate_file(
             rows += len(chunk)
     if not rows:
         raise UserError(f"{input_path}: holds no example to score")
+    say_losses(report, task.spec.max_length)
     details = scorer.details()
     return {
         "task": task.spec.name,
