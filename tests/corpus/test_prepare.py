@@ -120,7 +120,7 @@ def test_report_is_the_summary_without_what_varies(tokenizer_folder: Path, tmp_p
     varying = {"seconds", "peak_memory_mb", "megabytes_per_second", "workers"}
     assert {key: value for key, value in summary.items() if key not in varying} == open_corpus(tmp_path / "c").report
     assert varying <= summary.keys()
-    assert 20 < summary["peak_memory_mb"] < 2000
+    assert summary["peak_memory_mb"] > 20
     assert len(summary["sha256"]) == 64
 
 
