@@ -83,7 +83,9 @@ def test_glue_folders(tmp_path: Path) -> None:
 
 def test_lengths() -> None:
     def length(task: str, positions: int, **changes: Any) -> int:
-        settings = make_settings(task, Path("m"), Path("t"), Path("d"), **{"max_length": None, **changes})
+        settings = make_settings(
+            task, Path("m"), Path("t"), Path("d"), **{"max_length": None, "squad__stride": 8, **changes}
+        )
         return make_spec(settings, make_config(max_position_embeddings=positions)).max_length
 
     assert [length("classify", positions) for positions in (64, 128, 512)] == [64, 128, 128]
