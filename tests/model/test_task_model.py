@@ -18,7 +18,7 @@ from bertsmith.model.weights import load_folder_weights, save_model, to_hugging_
 from bertsmith.tasks import losses
 from bertsmith.tasks.batches import PackedBatch, pack_examples
 from bertsmith.tasks.examples import EncodedSequence
-from bertsmith.tasks.model_folder import describe_task, load_task_model, save_task_model, start_model
+from bertsmith.tasks.model_folder import load_task_model, save_task_model, start_model
 from bertsmith.tasks.registry import make_task
 from bertsmith.tasks.spec import TASK_KEY, TaskSpec
 from bertsmith.tasks.task import Task
@@ -263,10 +263,7 @@ def test_labels_and_task_travel(tmp_path: Path) -> None:
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name]), name
     values = json.loads((tmp_path / "m" / "config.json").read_bytes())
-    described = describe_task(values, "m")
-    assert described is not None
-    assert described["labels"] == ("neg", "01", "é")
-    assert describe_task({}, "m") is None
+    assert TaskSpec.from_dict(values[TASK_KEY], "m").labels == ("neg", "01", "é")
     assert load_task_model(tmp_path / "m", text_column="t", encoding=None)[0].spec.text_column == "t"
 
 
