@@ -131,9 +131,10 @@ def test_mistakes_before_any_training(folder: Path, model: Path, tmp_path: Path,
     for source, tasks, message in (
         (folder, ("mrcp",), "'mrcp' is no GLUE task"),
         (one, ("rte", "cola"), "one: holds no folder for cola; it has rte"),
-        (one, (), r"RTE: no 'train\.tsv'"),
+        (one, (), "one: none of its 1 task folders holds a training file"),
+        (one, ("rte",), r"RTE: no 'train\.tsv'"),
         (folder, ("ax",), "tasks: ax is predicted with the model of mnli; name mnli too"),
-        (empty, (), "AX: no 'diagnostic.tsv'"),
+        (empty, ("mnli", "ax"), "AX: no 'diagnostic.tsv'"),
         (broken, (), r"WNLI/dev\.tsv:3: column 'label' holds '2'.*WNLI's labels are 0, 1"),
         (tmp_path / "nowhere", (), "nowhere: this folder cannot be read"),
     ):

@@ -191,9 +191,9 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_parquet_columns_are_checked(tmp_path: Path) -> None:
-    path = write_table(tmp_path / "x.parquet", {"text": ["a"], "label": [1]})
-    assert "x.parquet:1: no column 'sentence'; there are 'text', 'label'" in refusal(path, text_column="sentence")
-    assert "x.parquet:1: column 'label' holds a number, not text" in refusal(path, text_column="label")
+    path = write_table(tmp_path / "x.parquet", {"text": ["a"], "label": [1], "n": [1]})
+    assert "x.parquet:1: no column 'sentence'; there are 'text', 'label', 'n'" in refusal(path, text_column="sentence")
+    assert "x.parquet:1: column 'n' holds a number, not text" in refusal(path, text_column="n")
     path = write_table(tmp_path / "y.parquet", {"text": ["a", None], "label": [1.0, float("nan")]})
     assert "y.parquet:2: column 'text' is empty" in refusal(path)
     assert "y.parquet:2: column 'label' is empty" in refusal(path, allow_empty=True)
@@ -337,7 +337,8 @@ def test_lists_of_words_and_tags(name: str, tmp_path: Path) -> None:
     assert list(read_tagged_examples_table(path, labelled=True)) == expected
     assert list(read_tagged_examples_table(path)) == expected
     assert [e.tags for e in read_tagged_examples_table(path, labelled=False)] == [None] * 3
-    assert [e.words for e in read_tagged_examples_table(path, tokens_column="tags")] == [tuple(t) for t in tags]
+    swapped = read_tagged_examples_table(path, tokens_column="tags", tags_column="tokens", labelled=False)
+    assert [e.words for e in swapped] == [tuple(t) for t in tags]
 
 
 @pytest.mark.parametrize(

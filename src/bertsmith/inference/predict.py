@@ -15,7 +15,6 @@ import torch
 from bertsmith.errors import UserError
 from bertsmith.hardware import prepare_machine
 from bertsmith.inference.embed import check_output, say_empty, say_losses
-from bertsmith.inference.encoder import InferenceBert
 from bertsmith.inference.predictor import predict_examples
 from bertsmith.inference.row_writer import find_ending, open_row_writer
 from bertsmith.model.task_model import BertForTask
@@ -106,7 +105,8 @@ def open_for_prediction(
     task, model = load_task_model(model_folder, **columns)
     machine = prepare_machine(device, precision)
     model = model.to(machine.device).eval()
-    model.bert = InferenceBert(model.bert, machine.dtype)
+    # the training's own attention: on the dev file `evaluate` gives the very numbers that the run reported
+    model.bert.compute_dtype = machine.dtype
     return task, model, machine.device
 
 
