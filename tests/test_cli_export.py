@@ -91,7 +91,6 @@ def test_a_new_process_gives_the_same_numbers(small: tuple[Path, Outcome]) -> No
     [
         ("fill", "{}", "the [MASK]"),
         ("predict", "{}", "--input", "{}/vocab.txt", "--output", "{}/p.jsonl"),
-        ("info", "{}"),
         ("export", "{}", "--out", "{}/o", "--format", "onnx"),
         ("convert", "{}", "{}/c"),
     ],
