@@ -167,7 +167,7 @@ def test_mistakes(model: Path, files: Files, tuned: Callable[[str], Path], tmp_p
         (("classify", *base[:5], broken, *base[6:]), "broken.csv:3: label 'other' is not one of the training file's"),
         (("classify", *base, "--device", "cuda", "--precision", "fp8"), "precision"),
         (
-            ("squad1", "--text-column", "x", *base),
+            ("squad1", "--text-column", "x", "--squad.stride", 16, *base),
             "text_column: the files of squad1 have columns whose names are fixed",
         ),
     ):
