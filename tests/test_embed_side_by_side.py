@@ -185,16 +185,19 @@ def test_cosines(driver: ModuleType) -> None:
 
 
 def test_who_is_left_out(driver: ModuleType, contenders: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ours in bf16 where fp32 is the faster one; who is not installed, with the line for pip."""
-    entries = {
-        "ours-bf16": contenders.ENTRIES["ours-bf16"],
-        "x": contenders.Entry(object, (("no_such_x", "no-such-x"),)),
-    }
-    monkeypatch.setattr(driver, "ENTRIES", entries)
-    assert driver.find_absent(["ours-bf16"], {"fp32": 1.0, "bf16": 2.0}) == {}
-    found = driver.find_absent(["ours-bf16", "x"], {"fp32": 2.0, "bf16": 1.0})
-    assert list(found) == ["ours-bf16", "x"]
-    assert found["x"] == "not installed: pip install no-such-x"
+    """bf16 where the chip has no use for it; who is not installed, with the line for pip."""
+    names = ["ours-bf16", "sentence-transformers-bf16", "openvino-bf16"]
+    monkeypatch.setattr(driver, "ENTRIES", dict.fromkeys(names, contenders.Entry(object)))
+    for rates, has_bf16, absent in [
+        ({"fp32": 1e9, "bf16": 2e9}, True, []),
+        ({"fp32": 2e9, "bf16": 1e9}, True, names[:1]),
+        ({"fp32": 99e9, "bf16": 1e9}, True, names[:2]),
+        ({"fp32": 99e9, "bf16": 1e9}, False, names),
+    ]:
+        monkeypatch.setattr(driver, "openvino_has_bf16", lambda has_bf16=has_bf16: has_bf16)
+        assert list(driver.find_absent(names, rates)) == absent
+    monkeypatch.setattr(driver, "ENTRIES", {"x": contenders.Entry(object, (("no_such_x", "no-such-x"),))})
+    assert driver.find_absent(["x"], {"fp32": 2.0, "bf16": 1.0}) == {"x": "not installed: pip install no-such-x"}
 
 
 def test_the_whole_run(model: Path, tmp_path: Path) -> None:
@@ -209,7 +212,7 @@ def test_the_whole_run(model: Path, tmp_path: Path) -> None:
         "--rounds",
         "2",
         "--contenders",
-        "ours-fp32,sentence-transformers-fp32",
+        "ours-fp32,openvino-fp32",
     ]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, encoding="utf-8", env=os.environ)
     assert done.returncode == 0, done.stderr
@@ -218,7 +221,7 @@ def test_the_whole_run(model: Path, tmp_path: Path) -> None:
     assert found["tokens_per_second"]["ours-fp32"] > 0
     assert found["cosine"]["ours-fp32"]["min"] > 0.99999
     assert set(found["calls"]["ours-fp32"]) >= {"load_seconds", "first_call_seconds", "second_call_seconds", "setting"}
-    assert set(found["calls"]) | set(found["left_out"]) == {"ours-fp32", "sentence-transformers-fp32"}
+    assert set(found["calls"]) | set(found["left_out"]) == {"ours-fp32", "openvino-fp32"}
 
 
 def test_a_contender_that_dies_ends_the_run(driver: ModuleType, tmp_path: Path) -> None:

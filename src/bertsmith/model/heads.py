@@ -16,6 +16,8 @@ from bertsmith.model.layers import LayerNorm, Linear, TiedGradient, activation
 # logits of this many masked positions are held at once: enough rows for the matrix product's best speed, few enough
 # that the walks over the logits find them in the cache (30,522 × 256 × 4 bytes = 31 MB)
 ROWS_AT_ONCE = 256
+# a target that rounds to probability 0 counts as 87 nats, float32's smallest normal number; its gradient is exact
+LEAST_LIKELIHOOD = torch.finfo(torch.float32).tiny
 
 
 class MaskedLanguageModelHead(nn.Module):
@@ -48,9 +50,8 @@ class NextSentenceHead(nn.Module):
 class _LinearCrossEntropy(torch.autograd.Function):
     """Σ cross-entropy(hidden · weightᵀ + bias) · scale, its gradients computed while the logits are at hand.
 
-    With E = exp(logits - max) and s its row sums, the gradient of the logits is E/s - onehot(label). E is used as it
-    is: 1/s scales rows of the smaller operand of each product and the one-hot part is a gather, so the logits are
-    walked over four times in all.
+    The gradient of the logits is softmax(logits) - onehot(label). The softmax overwrites the logits, the scale goes to
+    the smaller operand of each product and the one-hot part is a gather, so the logits are walked over twice in all.
     """
 
     @staticmethod
@@ -70,18 +71,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for first in range(0, rows_in_all, ROWS_AT_ONCE):
             rows = slice(first, first + ROWS_AT_ONCE)
             part, label = hidden[rows], labels[rows]
-            logits = torch.mm(part, matrix.t(), out=room[: part.shape[0]]).add_(vector)  # (m, V)
-            peak = logits.amax(1, keepdim=True)
-            target = logits.gather(1, label[:, None]).float()
-            exponentials = logits.sub_(peak).exp_()
-            total = exponentials.sum(1, keepdim=True, dtype=torch.float32)
-            loss += (total.log() + peak.float() - target).sum()
-            inverse = (scale / total).to(hidden.dtype)  # (m, 1)
-            torch.mm(exponentials, matrix, out=grad_hidden[rows])
-            grad_hidden[rows].mul_(inverse).sub_(matrix.index_select(0, label), alpha=scale)
-            _accumulate_product(grad_weight, exponentials.t(), part * inverse, first == 0)
+            logits = torch.addmm(vector, part, matrix.t(), out=room[: part.shape[0]])  # (m, V)
+            probabilities = torch.softmax(logits, 1, out=logits)
+            likelihood = probabilities.gather(1, label[:, None]).float()
+            loss -= likelihood.clamp_(min=LEAST_LIKELIHOOD).log_().sum()
+            torch.mm(probabilities, matrix, out=grad_hidden[rows])
+            grad_hidden[rows].sub_(matrix.index_select(0, label)).mul_(scale)
+            _accumulate_product(grad_weight, probabilities.t(), part * scale, first == 0)
             grad_weight.index_add_(0, label, part.float(), alpha=-scale)
-            grad_bias += torch.mv(exponentials.t(), inverse[:, 0])
+            grad_bias.add_(probabilities.sum(0), alpha=scale)
             grad_bias.index_add_(0, label, torch.full_like(label, -scale, dtype=grad_bias.dtype))
         ctx.grads, ctx.tied = (grad_hidden, grad_weight, grad_bias), tied
         return loss * scale
@@ -105,7 +103,7 @@ def _accumulate_product(total: Tensor, left: Tensor, right: Tensor, first: bool)
     """total (float32) = left @ right when `first`, else += ; without a pass to clear it."""
     if total.dtype != left.dtype:
         product = torch.mm(left, right)
-        total.copy_(product) if first else total.add_(product)
+        total.copy_(product) if first else total.add_(product.float())  # faster than adding two types
     elif first:
         torch.mm(left, right, out=total)
     else:
