@@ -7,7 +7,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -314,7 +314,16 @@ def test_two_at_once(model: Path, files: Files, tmp_path: Path, steps: StepProbe
     assert "another process is training in this run folder" in refused[0]
 
 
-# --- processes of their own
+# --- processes of their own, which have one thread
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Bits are compared with those of such a process: how a product is split over threads shows in its rounding."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def arguments(model: Path, train: Path, dev: Path, out: Path, **options: Any) -> list[object]:
@@ -323,7 +332,7 @@ def arguments(model: Path, train: Path, dev: Path, out: Path, **options: Any) ->
     return ["finetune", "classify", "--model", model, "--train", train, "--dev", dev, "--out", out, *named, "--json"]
 
 
-def test_same_seed_same_bits(model: Path, files: Files, tmp_path: Path) -> None:
+def test_same_seed_same_bits(model: Path, files: Files, tmp_path: Path, one_thread: None) -> None:
     """Whatever hash seed Python has, and however the training file is packed; another seed is another run."""
     train, dev = files["classify"]
     packed = tmp_path / "train.csv.gz"
@@ -350,7 +359,7 @@ def wait_for(found: Callable[[], Any], seconds: float = 60) -> None:
 
 
 @pytest.mark.slow
-def test_sigkill(model: Path, files: Files, tmp_path: Path) -> None:
+def test_sigkill(model: Path, files: Files, tmp_path: Path, one_thread: None) -> None:
     """Three kills wherever it is just then, an interrupt, and the end: the unbroken run's bits."""
     options: dict[str, Any] = {"epochs": 20, "checkpoint__every": 3, "log__every": 1, "seeds": 2}
     command = arguments(model, *files["classify"], tmp_path / "run", **options)

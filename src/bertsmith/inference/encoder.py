@@ -27,6 +27,8 @@ Ints = npt.NDArray[np.integer]
 # thread is as fast with 1,024 as with 8,192), and as many as fill a GPU
 TOKENS_A_THREAD, MOST_THREADS = 2048, 8
 TOKENS_ON_CUDA = 65536
+# float32 numbers in the widest vector registers there are (AVX-512)
+KEYS_AT_ONCE = 16
 
 
 def ranges(begins: Ints, lengths: Ints) -> npt.NDArray[np.int64]:
@@ -132,9 +134,9 @@ class InferenceBert(BertModel):
         `rows` (R,): the tokens wanted of the highest of them, which then is (R, H).
         """
         top, tokens = max(wanted), len(token_ids)
-        packed = (fill_up(ids) for ids in (token_ids, segment_ids, position_ids))
-        hidden = self.embeddings(*packed, self.compute_dtype, None)
         attention = _Attention(sequence_starts, self.config.num_attention_heads, tokens)
+        packed = (fill_up(ids, attention.spare) for ids in (token_ids, segment_ids, position_ids))
+        hidden = self.embeddings(*packed, self.compute_dtype, None)
         chosen = None if rows is None else fill_up(rows)
         found = {0: hidden}
         for number in range(1, top + 1):
@@ -174,14 +176,15 @@ class InferenceBert(BertModel):
         return self.levels(token_ids, segment_ids, position_ids, sequence_starts, [top], rows)[0]
 
 
-def fill_up(ids: Tensor) -> Tensor:
-    """`ids` (T,) with zeros after them up to one of a few lengths: at most 3 % more, or 7.
+def fill_up(ids: Tensor, spare: int = 0) -> Tensor:
+    """`ids` (T,) with `spare` zeros and more after them up to one of a few lengths: at most 3 % more, or 7.
 
     oneDNN compiles and keeps a kernel for every shape it meets, 0.15 MB and 0.1 ms for the activation alone. What
     stands in the places filled up takes part in products and in nothing else.
     """
-    step = max(8, 1 << max(0, len(ids).bit_length() - 6))
-    return F.pad(ids, (0, -len(ids) % step))
+    length = len(ids) + spare
+    step = max(8, 1 << max(0, length.bit_length() - 6))
+    return F.pad(ids, (0, spare + -length % step))
 
 
 def _run_layer(layer: nn.Module, hidden: Tensor, attention: "_Attention", rows: Tensor | None) -> Tensor:
@@ -202,12 +205,18 @@ class _Attention:
     kernel, which keeps no probabilities: two thirds of the time that training's products take at 84 tokens, a third at
     510. Filling up shorter neighbours as training does saves calls, but copies and masks cost more: 2 to 3 % of the
     whole encoder's time. Elsewhere as in training.
+
+    The kernel takes keys a vector at a time and what is left of them one by one, which more than doubles its time at 93
+    tokens. So it is given keys up to a whole number of vectors: what lies behind the sequence, under a mask.
     """
 
     def __init__(self, sequence_starts: Tensor, heads: int, tokens: int) -> None:
         self.heads = heads
         self.tokens = tokens
         self.plan = None
+        self.masks: dict[int, Tensor] = {}
+        self.spare = 0
+        """Rows that must follow the T tokens."""
         if sequence_starts.device.type != "cpu":
             self.plan = plan_attention(sequence_starts)
             return
@@ -218,6 +227,7 @@ class _Attention:
         self.runs = [
             (int(starts[first]), int(starts[last]), int(lengths[first])) for first, last in itertools.pairwise(borders)
         ]
+        self.spare = max((end + -length % KEYS_AT_ONCE - tokens for _, end, length in self.runs), default=0)
 
     def __call__(self, qkv: Tensor) -> Tensor:
         """(T or more, 3H) → context (as many, H), 0 after the T tokens."""
@@ -225,12 +235,25 @@ class _Attention:
         if self.plan is not None:
             out[: self.tokens] = attend(qkv[: self.tokens], self.plan, self.heads, 0.0, None)
             return out
+        width = qkv.shape[1] // (3 * self.heads)
+        row = qkv.stride(0)
         for begin, end, length in self.runs:
-            heads = qkv[begin:end].view(-1, length, 3, self.heads, qkv.shape[1] // (3 * self.heads))
-            query, key, value = heads.permute(2, 0, 3, 1, 4)  # each (n, heads, L, d)
-            context = F.scaled_dot_product_attention(query, key, value)
+            keys = length + -length % KEYS_AT_ONCE
+            shape = ((end - begin) // length, keys, 3, self.heads, width)
+            heads = qkv[begin:].as_strided(shape, (length * row, row, self.heads * width, width, 1))
+            query, key, value = heads.permute(2, 0, 3, 1, 4)  # each (n, heads, keys, d)
+            mask = self._mask(length, keys, qkv)
+            context = F.scaled_dot_product_attention(query[:, :, :length], key, value, attn_mask=mask)
             out[begin:end] = context.transpose(1, 2).reshape(end - begin, -1)
         return out
+
+    def _mask(self, length: int, keys: int, like: Tensor) -> Tensor | None:
+        """(1, 1, 1, keys): -inf on what lies behind a sequence of `length`; made once for all layers."""
+        if length == keys:
+            return None
+        if length not in self.masks:
+            self.masks[length] = F.pad(like.new_zeros(1, 1, 1, length), (0, keys - length), value=float("-inf"))
+        return self.masks[length]
 
 
 class Encoder:
