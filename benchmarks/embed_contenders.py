@@ -100,6 +100,8 @@ class Padded(Contender):
     """Tokenized by `tokenizers`, sorted by length, in padded batches: what runtimes that only run a graph are given."""
 
     settings: tuple[tuple[Setting, ...], ...] = (tuple({"batch_size": size} for size in BATCH_SIZES),)
+    multiple = 1
+    """Lengths are filled up to a multiple of this."""
 
     def __init__(self, files: Files) -> None:
         self.tokenizer = open_tokenizer(files.model)
@@ -110,7 +112,8 @@ class Padded(Contender):
         order = sorted(range(len(rows)), key=lambda number: -len(rows[number]))
         for first in range(0, len(order), batch_size):
             numbers = order[first : first + batch_size]
-            ids = np.zeros((len(numbers), len(rows[numbers[0]])), dtype=np.int64)
+            longest = len(rows[numbers[0]])
+            ids = np.zeros((len(numbers), longest + -longest % self.multiple), dtype=np.int64)
             mask = np.zeros_like(ids)
             for place, number in enumerate(numbers):
                 ids[place, : len(rows[number])] = rows[number]
@@ -193,6 +196,12 @@ class OpenVino(Padded):
         return np.stack(found)
 
 
+class OpenVinoBy16(OpenVino):
+    """Lengths filled up to multiples of 16: OpenVINO prepares for every shape it meets, so there should be few."""
+
+    multiple = 16
+
+
 def openvino_has_bf16() -> bool:
     """Whether OpenVINO computes in bf16 here; where it cannot it takes fp32 and says nothing."""
     import openvino
@@ -221,6 +230,7 @@ ENTRIES = {
     "onnxruntime-int8": Entry(OnnxRuntime, _ONNX),
     "openvino-fp32": Entry(OpenVino, _OPENVINO),
     "openvino-bf16": Entry(OpenVino, _OPENVINO),
+    "openvino-by-16-bf16": Entry(OpenVinoBy16, _OPENVINO),
 }
 
 
