@@ -126,7 +126,7 @@ def test_no_rows_in_no_rows_out(
 
 def test_unknown_words_are_said(tuned: Tuned, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write_rows(tmp_path / "in.csv", ("text", "label"), [("☃ ☃ ☃ ♡", "pos"), ("a cat", "neg")])
-    said = "of the tokens are [UNK]: the vocabulary does not know these texts' words\n"
+    said = "of the tokens are [UNK]: the vocabulary does not know these texts' words"
     predict_file(tuned("classify"), str(source), tmp_path / "out.jsonl", "cpu", "fp32")
     assert said in capsys.readouterr().err
     evaluate_file(tuned("classify"), str(source), "cpu", "fp32")

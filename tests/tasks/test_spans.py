@@ -24,7 +24,6 @@ from bertsmith.tasks.spans import (
     encode_question,
     encode_questions,
     find_windows,
-    tune_null_threshold,
 )
 from bertsmith.text.tokenizer import SPECIAL_TOKENS, BertTokenizer, load_tokenizer
 
@@ -440,58 +439,6 @@ def test_other_versions_are_refused() -> None:
     version: Version = 3  # type: ignore[assignment]
     with pytest.raises(ValueError, match="no version 3"):
         decode_spans(question("w9", "w1"), [sequence], one_hot([sequence]), options(), version)
-
-
-# -- the threshold ----------------------------------------------------------------------------------------------------
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.integers(-4, 4) | st.floats(-9, 9), st.integers(0, 8), st.integers(0, 8)), min_size=1, max_size=30
-    )
-)
-def test_the_threshold_is_the_best_there_is(rows: list[tuple[float, int, int]]) -> None:
-    null_scores, answered, null = (np.array(column, dtype=np.float64) for column in zip(*rows, strict=True))
-
-    def mean(threshold: float) -> float:
-        return float(np.where(null_scores > threshold, null, answered).mean())
-
-    threshold, best = tune_null_threshold(null_scores, answered, null)
-    assert math.isclose(mean(threshold), best, abs_tol=1e-12)
-    assert math.isclose(best, max(map(mean, [-1e9, *null_scores])), abs_tol=1e-12)
-
-
-def test_the_threshold_gives_the_official_scripts_best() -> None:
-    """find_best_thresh of evaluate-v2.0.py as it is documented: one question after the other by null score."""
-    generator = np.random.default_rng(5)
-    null_scores = generator.normal(size=500)
-    has_answer = generator.random(500) < 0.5
-    answered = np.where(has_answer, generator.random(500), 0)
-    current = best = float((~has_answer).sum())
-    for row in np.argsort(null_scores):
-        current += answered[row] if has_answer[row] else -1
-        best = max(best, current)
-    threshold, mean = tune_null_threshold(null_scores, answered, (~has_answer).astype(float))
-    assert math.isclose(mean, best / 500)
-    assert math.isclose(np.where(null_scores > threshold, ~has_answer, answered).mean(), mean)
-
-
-@pytest.mark.parametrize(
-    ("null_scores", "answered", "null", "expected"),
-    [
-        ([], [], [], (0.0, 0.0)),
-        ([1.0, 3.0], [1, 0], [0, 1], (2.0, 1.0)),  # midway
-        ([1.0, 3.0], [1, 1], [0, 0], (3.5, 1.0)),  # all have answers
-        ([1.0, 3.0], [0, 0], [1, 1], (0.5, 1.0)),  # none has
-        ([2.0, 2.0, 2.0], [1, 0, 0], [0, 1, 1], (1.5, 2 / 3)),
-        ([1e30], [0], [1], (np.nextafter(1e30, 0), 1.0)),
-    ],
-)
-def test_thresholds_at_the_ends(
-    null_scores: list[float], answered: list[float], null: list[float], expected: tuple[float, float]
-) -> None:
-    assert tune_null_threshold(null_scores, answered, null) == pytest.approx(expected, rel=1e-15)
 
 
 # -- real questions ---------------------------------------------------------------------------------------------------

@@ -15,13 +15,12 @@ from bertsmith.inference.vector_writer import find_vector_format, open_vector_wr
 from bertsmith.progress import Progress, say
 from bertsmith.storage import check_out
 from bertsmith.tasks.conll import read_conll
-from bertsmith.tasks.examples import EncodingReport
+from bertsmith.tasks.examples import EncodingReport, say_unknown
 from bertsmith.tasks.table import Table, read_list
 from bertsmith.text.documents import ReadOptions, ReadReport
 from bertsmith.text.readers import COMPRESSED_SUFFIXES, SUFFIX_KINDS
 from bertsmith.text.rows import read_rows
 
-MANY_UNKNOWN = 0.05
 _CONLL = (".conll", ".bio", ".iob")
 
 
@@ -98,9 +97,7 @@ def say_losses(report: EncodingReport, max_length: int) -> None:
             f"warning: {report.truncated:,} of {report.examples:,} texts are longer than {max_length} tokens; "
             f"{report.truncated_tokens:,} tokens were cut"
         )
-    unknown = report.unknown_tokens / report.tokens if report.tokens else 0.0
-    if unknown > MANY_UNKNOWN:
-        say(f"warning: {unknown:.0%} of the tokens are [UNK]: the vocabulary does not know these texts' words")
+    say_unknown(report.unknown_tokens / report.tokens if report.tokens else 0.0)
 
 
 def say_empty(rows: int, input_path: str, output: str | Path | None) -> None:

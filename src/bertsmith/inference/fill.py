@@ -14,14 +14,13 @@ from bertsmith.errors import UserError, one_of
 from bertsmith.hardware import PRECISIONS, choose_device
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.weights import find_model, load_model
-from bertsmith.progress import say
+from bertsmith.tasks.examples import say_unknown
 from bertsmith.text.tokenizer import BertTokenizer, load_tokenizer
 
 MASK = "[MASK]"
 # Tokens that go through the model at once; should all of them be masks, their probabilities fit in memory.
 _BATCH_TOKENS = 2048
 _MOST_PROBLEMS = 5
-_MANY_UNKNOWN = 0.05
 
 
 def encode_with_masks(text: str, place: str, tokenizer: BertTokenizer, limit: int) -> list[int]:
@@ -75,8 +74,7 @@ def fill_masks(
         )
     rows = encode_all(texts, places, tokenizer, model.config.max_position_embeddings)
     unknown = sum(row.count(tokenizer.unk_id) for row in rows) / max(sum(map(len, rows)), 1)
-    if unknown > _MANY_UNKNOWN:
-        say(f"warning: {unknown:.0%} of the tokens are [UNK]: the vocabulary does not know these texts' words")
+    say_unknown(unknown)
     model = model.to(where).eval()
     model.bert.compute_dtype = PRECISIONS["fp32" if precision == "auto" else precision]
     results = []

@@ -14,12 +14,13 @@ import torch
 
 from bertsmith.errors import UserError
 from bertsmith.hardware import prepare_machine
-from bertsmith.inference.embed import check_output, say_empty, say_losses
+from bertsmith.inference.embed import check_output, say_empty
 from bertsmith.inference.predictor import predict_examples
 from bertsmith.inference.row_writer import find_ending, open_row_writer
 from bertsmith.model.task_model import BertForTask
 from bertsmith.progress import Progress
 from bertsmith.tasks.classification import ClassifyTask, RegressTask
+from bertsmith.tasks.data import warn_of_losses
 from bertsmith.tasks.examples import (
     ChoiceExample,
     EncodingReport,
@@ -72,7 +73,7 @@ def predict_file(
     rows = labelled = 0
     reader = make_task(replace(task.spec, name=part_of), task.tokenizer) if part_of else task
     with open_row_writer(output) as writer, Progress("predicting", None, "rows") as bar:
-        examples = reader.read(input_path, "test", None if score else False)
+        examples = reader.read(input_path, "test", None if score else False, report)
         for chunk, predictions in predict_examples(task, model, examples, device_, report, bar.advance):
             writer.write(predictions)
             rows += len(predictions)
@@ -84,7 +85,7 @@ def predict_file(
             made_up = predict_examples(task, model, [_MADE_UP[task.head]], device_, EncodingReport())
             writer.expect(next(made_up)[1][0])
     say_empty(rows, input_path, output)
-    say_losses(report, task.spec.max_length)
+    warn_of_losses(Path(input_path).name, report.as_dict(), task)
     return {
         "rows": rows,
         "truncated": report.truncated,
@@ -129,13 +130,13 @@ def evaluate_file(
             importlib.import_module(module)
     rows = 0
     with Progress("evaluating", None, "rows") as bar:
-        examples = task.read(input_path, "dev", True)
+        examples = task.read(input_path, "dev", True, report)
         for chunk, predictions in predict_examples(task, model, examples, device_, report, bar.advance):
             scorer.add(chunk, predictions)
             rows += len(chunk)
     if not rows:
         raise UserError(f"{input_path}: holds no example to score")
-    say_losses(report, task.spec.max_length)
+    warn_of_losses(Path(input_path).name, report.as_dict(), task)
     details = scorer.details()
     return {
         "task": task.spec.name,

@@ -15,7 +15,7 @@ from bertsmith.corpus.random_bits import derive_key, permutation
 from bertsmith.errors import UserError
 from bertsmith.model.config import BertConfig
 from bertsmith.progress import Progress, say
-from bertsmith.tasks.examples import EncodedSequence, EncodingReport
+from bertsmith.tasks.examples import EncodedSequence, EncodingReport, say_unknown
 from bertsmith.tasks.glue_files import GLUE_TASKS, find_glue_files, find_glue_tasks, require_glue_files
 from bertsmith.tasks.ner import is_word_table
 from bertsmith.tasks.registry import make_task, task_name
@@ -28,7 +28,6 @@ from bertsmith.text.tokenizer import BertTokenizer
 _CHUNK = 1024
 _ENDINGS = (".tsv", ".csv", ".jsonl", ".json", ".parquet", ".conll", ".txt")
 _PART_NAMES = {"train": ("train",), "dev": ("dev", "valid", "validation", "val"), "test": ("test",)}
-_MANY_UNKNOWN = 0.05
 # notes that need no warning: lines that are meant to be no words
 _NO_LOSS = ("docstart_line", "comment")
 
@@ -218,7 +217,7 @@ def open_task_data(settings: FinetuneSettings, config: BertConfig, tokenizer: Be
     for name, path in files.test.items():
         report[name] = {"path": path} | check_test(task, path).as_dict()
     for part, counted in report.items():
-        warn_of_losses(part, counted, task)
+        warn_of_losses(part, counted, task, "; --long window shows all of it" if task.head == "sequence" else "")
     return TaskData(task, files, train.encoded, dev, report, fingerprint(task, train, *dev.values()))
 
 
@@ -295,22 +294,20 @@ def fingerprint(task: Task, *splits: Split) -> str:
     return digest.hexdigest()
 
 
-def warn_of_losses(part: str, counted: dict[str, Any], task: Task) -> None:
-    """Say what is cut or unknown in a file: it is in the summary too, but a person should not have to look there."""
+def warn_of_losses(part: str, counted: dict[str, Any], task: Task, remedy: str = "") -> None:
+    """Say what is cut or unknown in a file: it is in the summary too, but a person should not have to look there.
+
+    `remedy`: what can be done about texts that are cut.
+    """
     rows = max(counted["rows"], 1)
     if counted["truncated"]:
-        hint = "; --long window shows all of it" if task.head == "sequence" else ""
         say(
             f"{part}: {counted['truncated']:,} of {rows:,} examples are longer than {task.spec.max_length} tokens and "
-            f"cut ({counted['truncated_tokens']:,} tokens){hint}"
+            f"cut ({counted['truncated_tokens']:,} tokens){remedy}"
         )
     places = {what: place for what, place in counted.get("first_places", {}).items() if what not in _NO_LOSS}
     if places:
         first = next(iter(places))
         shown = ", ".join(f"{what} {counted[what]:,}" for what in places)
         say(f"warning: {part}: {shown}; see {places[first]} ({first})")
-    if counted["unknown_rate"] > _MANY_UNKNOWN:
-        say(
-            f"warning: {part}: {counted['unknown_rate']:.0%} of the tokens are [UNK]: the model's vocabulary does not "
-            "know these texts' words (another language, or cased text for an uncased model?)"
-        )
+    say_unknown(counted["unknown_rate"], part)

@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bertsmith.progress import say
 from bertsmith.text.documents import ReadReport
 
+MANY_UNKNOWN = 0.05
+"""Share of [UNK] among the tokens from which on a model's vocabulary is said not to fit the texts."""
 Label = str | float | tuple[str, ...]
 """A class name, a number (regression), or the names that apply (multilabel)."""
 
@@ -145,3 +148,12 @@ class EncodingReport:
             **self.notes,
             **({"first_places": dict(self.first_places)} if self.first_places else {}),
         }
+
+
+def say_unknown(share: float, part: str = "") -> None:
+    """Warn where `share` of the tokens of `part` are [UNK] and that is many."""
+    if share > MANY_UNKNOWN:
+        say(
+            f"warning: {part}{': ' if part else ''}{share:.0%} of the tokens are [UNK]: the vocabulary does not know "
+            "these texts' words (another language, or cased text for an uncased model?)"
+        )

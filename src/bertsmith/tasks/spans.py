@@ -373,28 +373,3 @@ def _rank(spans: dict[str, tuple[float, int, int]]) -> list[dict[str, Any]]:
         {"text": text, "start": start, "end": end, "probability": probability}
         for (text, (_, start, end)), probability in zip(ranked, (weights / weights.sum()).tolist(), strict=True)
     ]
-
-
-def tune_null_threshold(
-    null_scores: Sequence[float], if_answered: Sequence[float], if_null: Sequence[float]
-) -> tuple[float, float]:
-    """The `null_threshold` that is best on labelled questions, and the mean score with it.
-
-    For each question: its `null_score`, and the score (F1 or exact match) of its best answer (`decode_spans` with an
-    infinite threshold) and of "". The mean is the official best_f1 or best_exact (evaluate-v2.0.py), but for questions
-    of equal `null_score`, which no threshold can tell apart. The threshold lies midway between the last question to be
-    answered and the next one, so that rounding turns no answer; of equals it is the lowest. (0, 0) for no questions.
-    """
-    if not len(null_scores):
-        return 0.0, 0.0
-    order = np.argsort(null_scores, kind="stable")
-    ascending = np.asarray(null_scores, dtype=np.float64)[order]
-    gain = np.asarray(if_answered, dtype=np.float64)[order] - np.asarray(if_null, dtype=np.float64)[order]
-    # totals[n]: the n questions of lowest null score are answered; n must not fall between two equal ones
-    totals = np.append(0.0, np.cumsum(gain)) + np.sum(if_null, dtype=np.float64)
-    totals[1:-1][ascending[1:] == ascending[:-1]] = -np.inf
-    answered = int(totals.argmax())
-    below = ascending[answered - 1] if answered else min(ascending[0] - 1, np.nextafter(ascending[0], -np.inf))
-    above = ascending[answered] if answered < len(ascending) else ascending[-1] + 1
-    threshold = below + (above - below) / 2
-    return float(threshold if threshold < above else below), float(totals[answered] / len(ascending))
