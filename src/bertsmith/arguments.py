@@ -104,9 +104,17 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("inputs", nargs="+", metavar="INPUT", help="files, folders, globs or fsspec URLs (s3://…)")
 
 
-def add_workers(parser: argparse.ArgumentParser) -> None:
-    """--workers N"""
-    parser.add_argument("--workers", type=whole_number, metavar="N", help="processes (default: one a core)")
+def add_workers(parser: argparse.ArgumentParser, ray: bool = False) -> None:
+    """--workers N, and --ray where it makes sense"""
+    with_ray = "; with --ray: tasks at a time (default: one a processor of the cluster)" if ray else ""
+    parser.add_argument("--workers", type=whole_number, metavar="N", help=f"processes (default: one a core){with_ray}")
+    if ray:
+        parser.add_argument(
+            "--ray",
+            metavar="ADDRESS",
+            help="work on a Ray cluster, with the same result: HOST:PORT of its head, or local for one on this machine"
+            " (pip install 'bertsmith[ray]')",
+        )
 
 
 def add_reading(parser: argparse.ArgumentParser) -> None:

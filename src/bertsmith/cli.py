@@ -87,8 +87,12 @@ def run(argv: Sequence[str]) -> None:
         raise UserError("--json: stdout is closed, so that the result would be lost; send it to a file or a pipe")
     if getattr(args, "out", None) is not None:
         from bertsmith.storage import check_out
+        from bertsmith.text.streams import is_url
 
-        check_out(Path(args.out), folder=True)
+        if not is_url(args.out):
+            check_out(Path(args.out), folder=True)
+        elif not command.remote_out:
+            raise UserError(f"--out {args.out}: {name} writes to folders of this machine only; give a plain path")
     summary = command.run(args, pairs)
     if args.json:
         print_json(summary)

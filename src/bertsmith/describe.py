@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import UserError
+from bertsmith.object_storage import is_url
 
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
 # a file that only a folder of that kind holds
@@ -19,6 +20,8 @@ _TELLING_FILES = ("corpus.json", "config.toml", "config.json", "bert_config.json
 
 def describe_path(path: str | Path) -> dict[str, Any]:
     """A JSON-able description; its `kind` says what the folder is. Raises UserError when it is none of ours."""
+    if is_url(str(path)):
+        raise UserError(f"{path}: only what is on this machine is described; copy the folder here first")
     folder = Path(path)
     if folder.is_file() and folder.name in _TELLING_FILES:
         folder = folder.parent

@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from bertsmith.errors import UserError
@@ -91,15 +91,15 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def remove_partials(path: Path) -> None:
-    """Remove what killed writers of `path` left beside it; what a running one is writing is left alone.
+def remove_partials(path: Path, spare: Path | None = None) -> None:
+    """Remove what killed writers of `path` left beside it; what a running one is writing, and `spare`, is left alone.
 
     A writer that was killed between stepping an old folder aside and putting the new one there left the old one whole:
     it is put back.
     """
-    for leftover in path.parent.glob(f"{glob.escape(f'.{path.name}{PARTIAL}')}*"):
+    for leftover in _leftovers(path):
         rest = leftover.name.partition(PARTIAL)[2]
-        if _is_running(rest.removeprefix(_ASIDE)):
+        if leftover == spare:
             continue
         if rest.startswith(_ASIDE) and not os.path.lexists(path):
             os.rename(leftover, path)
@@ -107,6 +107,12 @@ def remove_partials(path: Path) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
         else:
             leftover.unlink(missing_ok=True)
+
+
+def _leftovers(path: Path) -> Iterator[Path]:
+    for leftover in list(path.parent.glob(f"{glob.escape(f'.{path.name}{PARTIAL}')}*")):
+        if not _is_running(leftover.name.partition(PARTIAL)[2].removeprefix(_ASIDE)):
+            yield leftover
 
 
 def _is_running(process: str) -> bool:
@@ -139,17 +145,25 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder to fill; on success it becomes `path` (replacing it), on any error it is removed."""
+def atomic_folder(
+    path: Path,
+    adopt: Callable[[Path], bool] = lambda leftover: False,
+    keep: Callable[[Path], bool] = lambda partial: False,
+) -> Iterator[Path]:
+    """Yield an empty folder to fill; on success it becomes `path` (replacing it), on any error it is removed.
+
+    Where half a result is worth something: on an error the folder stays, hidden beside `path`, if `keep(folder)`; and a
+    folder that an earlier writer left there is gone on with if `adopt(folder)`, and yielded as it is.
+    """
     with disk_errors(path):
         named = path
         _refuse_other_kind(path, folder=True)
-        path, partial = _beside(path)
+        path, partial = _beside(path, adopt)
         # rename(2) cannot replace a folder that is not empty: the old one steps aside first
         aside = path.with_name(f".{path.name}{PARTIAL}{_ASIDE}{os.getpid()}")
         try:
             try:
-                partial.mkdir()
+                partial.mkdir(exist_ok=True)  # an adopted one is there
             except FileNotFoundError:  # in /proc and its like
                 raise UserError(f"{named}: no folder can be made here; choose another --out") from None
             yield partial
@@ -162,7 +176,8 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             shutil.rmtree(aside, ignore_errors=True)
             sync(path.parent)
         except BaseException as error:
-            shutil.rmtree(partial, ignore_errors=True)
+            if not keep(partial):
+                shutil.rmtree(partial, ignore_errors=True)
             if aside.exists() and not path.exists():
                 os.rename(aside, path)
             if isinstance(error, UserError) and str(partial) in str(error):
@@ -170,15 +185,19 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             raise
 
 
-def _beside(path: Path) -> tuple[Path, Path]:
+def _beside(path: Path, adopt: Callable[[Path], bool] = lambda leftover: False) -> tuple[Path, Path]:
     """Where `path` really is (a link stays a link), and the name it is written under first; its parent is made."""
     path = Path(os.path.realpath(path))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError:  # in /proc and its like
         raise UserError(f"{path.parent}: no folder can be made here; choose another --out") from None
-    remove_partials(path)
-    return path, path.with_name(f".{path.name}{PARTIAL}{os.getpid()}")
+    partial = path.with_name(f".{path.name}{PARTIAL}{os.getpid()}")
+    adopted = next((leftover for leftover in _leftovers(path) if leftover.is_dir() and adopt(leftover)), None)
+    remove_partials(path, spare=adopted)
+    if adopted:
+        os.rename(adopted, partial)
+    return path, partial
 
 
 def write_text(path: Path, text: str) -> None:

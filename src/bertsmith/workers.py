@@ -1,6 +1,8 @@
 """A pool of worker processes: items in, results out in the same order, with a bounded number of them under way.
 
-Workers are fresh interpreters (spawn): nothing is forked after a library has started threads, so nothing hangs or
+`make_pool` gives one on this machine (here) or on a Ray cluster (ray_workers.py); who uses it sees no difference.
+
+Local workers are fresh interpreters (spawn): nothing is forked after a library has started threads, so nothing hangs or
 warns. They ignore Ctrl-C (the parent decides), use one thread each, end when the parent ends, however it ends, and one
 that is killed gives an error, not a wait without end.
 """
@@ -8,6 +10,7 @@ that is killed gives an error, not a wait without end.
 import contextlib
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -17,7 +20,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import resource_tracker
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
 
 from bertsmith.errors import UserError
 
@@ -41,24 +45,65 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-class WorkerPool:
-    """`with WorkerPool(n) as pool: for result in pool.map_in_order(function, items)`; one worker: this process itself.
+class Pool(Protocol):
+    """`with make_pool(…) as pool: for result in pool.map_in_order(function, items)`.
 
-    `function` must be importable by name, and its results must not depend on which process computes them.
+    `function` must be importable by name (or a `partial` of such a one), and its results must not depend on which
+    process computes them. Each worker is sent it once, so that what it carries may be large.
     """
 
+    workers: int
+
+    def __enter__(self) -> "Pool": ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    @property
+    def peak_memory(self) -> int:
+        """Bytes that this process and its workers have held at most, each at its own peak, added up."""
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What a command's summary says of the pool, to be read after the work."""
+
+    def map_in_order(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        """Yield `function(item)` for every item, in order; items are taken only as fast as results are used.
+
+        Raises what `function` raises, and UserError if workers were killed and nobody could do their work.
+        """
+
+
+def make_pool(workers: int | None, ray: str | None = None) -> Pool:
+    """`workers` processes here (None: one a core); with `ray`, that many tasks at a time on a Ray cluster.
+
+    `ray` is "local" (a cluster of this machine alone, for as long as the pool is open) or the HOST:PORT of one. Raises
+    UserError for what cannot be, before anything is started.
+    """
+    if ray is None:
+        return WorkerPool(available_cores() if workers is None else workers)
+    from bertsmith.ray_workers import RayPool
+
+    return RayPool(ray, workers)
+
+
+def refuse_no_workers(workers: int) -> None:
+    """UserError below 1."""
+    if workers < 1:
+        raise UserError(f"--workers {workers}: at least 1 is needed")
+
+
+class WorkerPool:
+    """A Pool of processes on this machine; one worker: this process itself."""
+
     def __init__(self, workers: int) -> None:
-        if workers < 1:
-            raise UserError(f"--workers {workers}: at least 1 is needed")
+        refuse_no_workers(workers)
         self.workers = workers
         self._executor: ProcessPoolExecutor | None = None
         self._peaks: dict[int, int] = {}
 
     def __enter__(self) -> "WorkerPool":
-        if self.workers > 1:
-            resource_tracker.ensure_running()  # its start unblocks Ctrl-C, which `launching` blocks
-            context = multiprocessing.get_context("spawn")
-            self._executor = ProcessPoolExecutor(self.workers, mp_context=context, initializer=_start_worker)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -67,22 +112,27 @@ class WorkerPool:
 
     @property
     def peak_memory(self) -> int:
-        """Bytes that this process and its workers have held at most, each at its own peak, added up."""
         return peak_memory() + sum(self._peaks.values())
 
-    def map_in_order(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """Yield `function(item)` for every item, in order; items are taken only as fast as results are used.
+    @property
+    def summary(self) -> dict[str, Any]:
+        return {"workers": self.workers}
 
-        Raises what `function` raises, and UserError if a worker process was killed.
-        """
-        if self._executor is None:
+    def map_in_order(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        if self.workers == 1:
             yield from map(function, items)
             return
+        assert self._executor is None, "a pool maps one function: its workers were started with it"
+        resource_tracker.ensure_running()  # its start unblocks Ctrl-C, which `launching` blocks
+        context = multiprocessing.get_context("spawn")
+        self._executor = ProcessPoolExecutor(
+            self.workers, mp_context=context, initializer=_start_worker, initargs=(pickle.dumps(function),)
+        )
         underway: deque[Future[tuple[int, int, Result]]] = deque()
         try:
             for item in items:
                 with launching():
-                    underway.append(self._executor.submit(_run, function, item))
+                    underway.append(self._executor.submit(_run, item))
                 # Two a worker are enough to keep all of them busy; more would only hold memory.
                 while len(underway) > 2 * self.workers or (underway and underway[0].done()):
                     yield self._take(underway.popleft())
@@ -90,8 +140,8 @@ class WorkerPool:
                 yield self._take(underway.popleft())
         except BrokenProcessPool as error:
             raise UserError(
-                f"one of the {self.workers} worker processes was killed, most often because memory ran out; nothing was"
-                " written; run the same command again, with fewer --workers if memory is short"
+                f"one of the {self.workers} worker processes was killed, most often because memory ran out; the result"
+                " was not written; run the same command again, with fewer --workers if memory is short"
             ) from error
 
     def _take(self, future: "Future[tuple[int, int, Result]]") -> Result:
@@ -100,8 +150,23 @@ class WorkerPool:
         return result
 
 
-def _run(function: Callable[[Any], Result], item: Any) -> tuple[int, int, Result]:
-    return os.getpid(), peak_memory(), function(item)
+# of this worker: what it is to do with every item, unpacked when it has its first
+_packed_function = b""
+_function: Callable[[Any], Any] | None = None
+
+
+def _run(item: Any) -> tuple[int, int, Any]:
+    global _function
+    if _function is None:
+        _function = pickle.loads(_packed_function)
+    return os.getpid(), peak_memory(), _function(item)
+
+
+def use_one_thread() -> None:
+    """For a worker, before numpy or tokenizers do anything: there is a worker a core already."""
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"):
+        os.environ[variable] = "1"
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 @contextlib.contextmanager
@@ -144,12 +209,12 @@ def _sigterm_later() -> Iterator[None]:
             signal.raise_signal(signal.SIGTERM)
 
 
-def _start_worker() -> None:
-    """Runs first in every worker, before numpy or tokenizers are imported."""
+def _start_worker(packed_function: bytes) -> None:
+    """Runs first in every worker, before numpy or tokenizers are imported: the function that needs them is packed."""
+    global _packed_function
+    _packed_function = packed_function
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"):
-        os.environ[variable] = "1"
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    use_one_thread()
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -14,47 +14,23 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_texts import WORDS, folder_bytes, make_documents, run_prepare, save_tokenizer, write_jsonl, write_long_corpus
 
 from bertsmith.corpus.chunk_builder import ChunkBuilder, cut_text
 from bertsmith.corpus.duplicates import SeenDocuments, hash_document
 from bertsmith.corpus.prepare import prepare_corpus
 from bertsmith.corpus.shards import open_corpus
-from bertsmith.corpus.tokenize import TextChunk
 from bertsmith.errors import UserError
 from bertsmith.text.documents import ReadOptions
 from bertsmith.text.sentences import split_sentences
-from bertsmith.text.tokenizer import SPECIAL_TOKENS, BertTokenizer, load_tokenizer
+from bertsmith.text.tokenizer import load_tokenizer
 
-WORDS = ["a", "tree", "grows", "slowly", "near", "the", "old", "river", "and", "birds", "sing", "中", "é"]
-LETTERS = [c for letter in "abcdefghijklmnopqrstuvwxyz0123456789" for c in (letter, "##" + letter)]
 Documents = list[list[list[int]]]
 
 
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    BertTokenizer([*SPECIAL_TOKENS, ".", "!", *LETTERS, *(w for w in WORDS if len(w) > 1 or not w.isascii())]).save(
-        folder
-    )
-    return folder
-
-
-def make_documents(count: int, seed: int = 0, sentences: int = 6) -> list[str]:
-    """Documents of a few lines; no two are equal."""
-    generator = np.random.default_rng(seed)
-    texts = []
-    for number in range(count):
-        lines = [
-            " ".join(generator.choice(WORDS, generator.integers(2, 9))).capitalize() + "."
-            for _ in range(generator.integers(1, sentences))
-        ]
-        texts.append("\n".join([*lines, f"Number {number}."]))
-    return texts
-
-
-def write_jsonl(path: Path, texts: list[str]) -> str:
-    path.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts), encoding="utf-8")
-    return str(path)
+    return save_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 def read_split(folder: Path, split: str) -> Documents:
@@ -68,30 +44,6 @@ def read_split(folder: Path, split: str) -> Documents:
 def tokenize(texts: list[str], folder: Path) -> Documents:
     tokenizer = load_tokenizer(folder)
     return [tokenizer.encode_ids(split_sentences(text, "en")) for text in texts]
-
-
-def folder_bytes(folder: Path) -> dict[str, bytes]:
-    return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
-
-
-def run_prepare(arguments: dict[str, Any], environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """prepare_corpus in a process of its own, from `python -c`; prints the summary."""
-    script = (
-        "import json, sys\n"
-        "from bertsmith.corpus.prepare import prepare_corpus\n"
-        "from bertsmith.errors import UserError\n"
-        "try:\n"
-        f"    print(json.dumps(prepare_corpus(**{arguments!r})))\n"
-        "except UserError as error:\n"
-        "    sys.exit(str(error))\n"
-    )
-    return subprocess.Popen(
-        [sys.executable, "-c", script],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=os.environ | (environment or {}),
-        start_new_session=True,
-    )
 
 
 def test_stores_what_sentences_and_tokenizer_give(tokenizer_folder: Path, tmp_path: Path) -> None:
@@ -117,7 +69,7 @@ def test_report_is_the_summary_without_what_varies(tokenizer_folder: Path, tmp_p
     summary = prepare_corpus(
         [write_jsonl(tmp_path / "t.jsonl", make_documents(20))], tokenizer_folder, tmp_path / "c", workers=1
     )
-    varying = {"seconds", "peak_memory_mb", "megabytes_per_second", "workers"}
+    varying = {"seconds", "peak_memory_mb", "megabytes_per_second", "workers", "resumed_shards", "chunks_tokenized"}
     assert {key: value for key, value in summary.items() if key not in varying} == open_corpus(tmp_path / "c").report
     assert varying <= summary.keys()
     assert summary["peak_memory_mb"] > 20
@@ -356,11 +308,8 @@ def test_cut_text_prefers_lines_then_sentences_then_blanks() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 12)), max_size=30), st.sampled_from([0.0, 0.3]))
 def test_chunks_hold_every_document_once(documents: list[tuple[int, int]], held_out: float) -> None:
-    def make_chunk(split: str, texts: list[str], continues: bool) -> TextChunk:
-        return TextChunk(split, texts, continues, "", "", "en")
-
     texts = [f"{number:04d}" + " ab" * length for number, (_, length) in enumerate(documents)]
-    builder = ChunkBuilder(make_chunk, held_out, chunk_characters=20, language="en")
+    builder = ChunkBuilder(held_out, chunk_characters=20, language="en")
     chunks = [chunk for text in texts for chunk in builder.add(text, hash_document(text))]
     chunks.extend(builder.finish())
     rebuilt: dict[str, list[str]] = {"train": [], "held-out": []}
@@ -484,15 +433,6 @@ def test_an_empty_folder_may_be_filled(tokenizer_folder: Path, tmp_path: Path) -
     (tmp_path / "c").mkdir()
     prepare_corpus([write_jsonl(tmp_path / "t.jsonl", make_documents(5))], tokenizer_folder, tmp_path / "c", workers=1)
     assert open_corpus(tmp_path / "c").report["documents"] == 5
-
-
-def write_long_corpus(path: Path, megabytes: int) -> str:
-    """Much text with little work: numbered copies of one text."""
-    text = json.dumps("\n".join(make_documents(30, sentences=12)))[1:-1]
-    with path.open("w", encoding="ascii") as file:
-        for number in range(megabytes * 1_000_000 // len(text)):
-            file.write(f'{{"text": "Number {number}. {text}"}}\n')
-    return str(path)
 
 
 def wait_for_children(process: subprocess.Popen[bytes], count: int) -> list[int]:

@@ -148,12 +148,12 @@ def test_documents_spread_over_chunks_come_out_whole(
     stored = read_documents([Shard(folder / entry.file, entry, "f", 300) for entry in entries])
     full = [document for document in documents if document]
     assert [s for document in stored for s in document] == [s for document in full for s in document]
-    assert writer.documents == len(documents)
-    assert len(stored) == writer.documents + writer.cut_documents - writer.empty_documents
+    assert writer.state.documents == len(documents)
+    assert len(stored) == writer.state.documents + writer.state.cut_documents - writer.empty_documents
     assert writer.empty_documents == len(documents) - len(full)
     if shard_tokens == 1000:
         assert stored == full
-        assert writer.single_sentence_documents == sum(len(document) == 1 for document in full)
+        assert writer.state.single_sentence_documents == sum(len(document) == 1 for document in full)
 
 
 def test_same_input_same_bytes(corpus_folder: Path, tmp_path: Path) -> None:
@@ -312,6 +312,6 @@ def test_token_counts_and_bytes_do_not_depend_on_how_documents_are_grouped(tmp_p
         (tmp_path / name).mkdir()
         writer = CorpusWriter(tmp_path / name, make_tokenizer())
         for group in groups:
-            writer.add("train", TokenChunk.from_lists(group, 300))
+            writer.writers["train"].add(TokenChunk.from_lists(group, 300))
         writer.finish({})
     assert open_corpus(tmp_path / "one").sha256 == open_corpus(tmp_path / "many").sha256

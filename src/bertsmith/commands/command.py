@@ -23,3 +23,5 @@ class Command:
     run: Callable[[argparse.Namespace, Pairs], Summary]
     show: Callable[[Summary], None] = print_summary
     usage: str | None = None
+    remote_out: bool = False
+    """--out may be a URL."""

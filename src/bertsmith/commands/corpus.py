@@ -16,7 +16,7 @@ from bertsmith.commands.command import Command, Pairs, Summary
 
 def add_vocab(parser: CommandParser) -> None:
     add_inputs(parser)
-    parser.add_argument("--out", required=True, metavar="DIR", help="tokenizer folder to write")
+    parser.add_argument("--out", required=True, metavar="DIR", help="tokenizer folder to write, here or s3://…")
     parser.add_argument(
         "--size", type=whole_number, default=30_000, metavar="N", help="entries, never more (default 30000)"
     )
@@ -37,7 +37,7 @@ def add_vocab(parser: CommandParser) -> None:
         metavar="N",
         help="most distinct characters with an entry (default: those of 99.99 %% of the text, as far as --size allows)",
     )
-    add_workers(parser)
+    add_workers(parser, ray=True)
     add_reading(parser)
 
 
@@ -51,6 +51,7 @@ def run_vocab(args: argparse.Namespace, pairs: Pairs) -> Summary:
         lowercase=not args.cased,
         strip_accents=None if args.strip_accents is None else args.strip_accents == "yes",
         workers=args.workers,
+        ray=args.ray,
         read_options=read_options(args),
         min_frequency=args.min_frequency,
         alphabet_limit=args.alphabet_limit,
@@ -60,9 +61,12 @@ def run_vocab(args: argparse.Namespace, pairs: Pairs) -> Summary:
 def add_prepare(parser: CommandParser) -> None:
     add_inputs(parser)
     parser.add_argument(
-        "--tokenizer", required=True, metavar="DIR", help="folder that `bertsmith vocab` wrote, or a model folder"
+        "--tokenizer",
+        required=True,
+        metavar="DIR",
+        help="folder that `bertsmith vocab` wrote, or a model folder; here or s3://…",
     )
-    parser.add_argument("--out", required=True, metavar="DIR", help="corpus folder to write")
+    parser.add_argument("--out", required=True, metavar="DIR", help="corpus folder to write, here or s3://…")
     parser.add_argument("--language", default="en", metavar="xx", help="language of the sentences (default en)")
     parser.add_argument(
         "--dedup",
@@ -77,7 +81,7 @@ def add_prepare(parser: CommandParser) -> None:
         metavar="SHARE",
         help="documents kept for evaluation, chosen by their hash (default 0.02)",
     )
-    add_workers(parser)
+    add_workers(parser, ray=True)
     add_reading(parser)
 
 
@@ -89,6 +93,7 @@ def run_prepare(args: argparse.Namespace, pairs: Pairs) -> Summary:
         args.tokenizer,
         args.out,
         workers=args.workers,
+        ray=args.ray,
         language=args.language,
         read_options=read_options(args),
         dedup=args.dedup,
@@ -104,23 +109,28 @@ COMMANDS: dict[str, Command] = {
     "vocab": Command(
         "train a WordPiece vocabulary on text",
         f"""Text in, a tokenizer folder out (tokenizer.json, vocab.txt, tokenizer_config.json), which transformers opens
-as well. The same text gives the same vocabulary, byte for byte, in any order and for any --workers.
+as well. The same text gives the same vocabulary, byte for byte, in any order and for any --workers, on one machine or
+many.
 
 {_INPUTS}""",
         """  bertsmith vocab texts/ --out vocab
   bertsmith vocab wiki.jsonl.gz 'books/**/*.txt' --out vocab --size 8000 --cased""",
         add_vocab,
         run_vocab,
+        remote_out=True,
     ),
     "prepare": Command(
         "turn text into token shards",
         f"""Text and a tokenizer in, a corpus folder out: sentences are split, tokenized and stored at about two bytes a
-token, with a held-out part and report.json. The result is the same for any --workers.
+token, with a held-out part and report.json. The result is the same for any --workers, on one machine or many. A run
+that was stopped goes on after its last finished shard when the same command is given again.
 
 {_INPUTS}""",
         """  bertsmith prepare texts/ --tokenizer vocab --out corpus
-  bertsmith prepare romans.csv --text-column texte --language fr --tokenizer vocab --out corpus""",
+  bertsmith prepare romans.csv --text-column texte --language fr --tokenizer vocab --out corpus
+  bertsmith prepare s3://bucket/texts --tokenizer vocab --out s3://bucket/corpus --ray 10.0.0.5:6379""",
         add_prepare,
         run_prepare,
+        remote_out=True,
     ),
 }

@@ -3,7 +3,7 @@
 Documents longer than a chunk are cut where a line or a sentence ends and put together again by the shard writer.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from bertsmith.corpus.shards import SPLITS
@@ -66,12 +66,11 @@ class ChunkBuilder:
 
     def __init__(
         self,
-        make_chunk: Callable[[str, list[str], bool], TextChunk],
         held_out: float,
         chunk_characters: int,
         language: str,
     ) -> None:
-        self.make_chunk, self.held_out = make_chunk, held_out
+        self.held_out = held_out
         self.chunk_characters, self.language = chunk_characters, language
         self.documents = dict.fromkeys(SPLITS, 0)
         self.cut_documents = 0
@@ -129,7 +128,7 @@ class ChunkBuilder:
     def _flush(self, split: str) -> Iterator[TextChunk]:
         chunk, self._open[split] = self._open[split], _OpenChunk()
         if chunk.texts:
-            yield self.make_chunk(split, chunk.texts, chunk.continues)
+            yield TextChunk(split, chunk.texts, chunk.continues)
 
     def _hold_out_end(self) -> Iterator[TextChunk]:
         """All documents train so far: hold out the last, or, of one that is alone or longer than a chunk, its end."""

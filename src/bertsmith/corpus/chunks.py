@@ -4,7 +4,7 @@ Plain numpy arrays, which travel between processes, or machines, as a few buffer
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -42,3 +42,35 @@ class TokenChunk:
             raise ValueError(f"sentences of {lengths.min()} to {lengths.max()} tokens; 1 to {LONGEST_SENTENCE} fit")
         document_lengths = np.array([len(document) for document in documents], np.int32)
         return cls(ids.astype(token_dtype(vocab_size)), lengths.astype(np.uint16), document_lengths)
+
+
+@dataclass
+class ChunkCounts:
+    """The data-loss report of tokenization; adds up over chunks."""
+
+    characters: int = 0
+    """Characters of the documents kept (duplicates are not among them)."""
+    unknown_tokens: int = 0
+    """Words that became [UNK]."""
+    long_words: int = 0
+    """Those of them that are unknown because they are longer than the tokenizer takes."""
+    empty_sentences: int = 0
+    """Sentences of which the tokenizer keeps nothing (control characters, say); dropped."""
+    repeated_sentences: int = 0
+    """Sentences that occur earlier in the same chunk (about a million characters), word for word."""
+
+    def add(self, other: "ChunkCounts") -> None:
+        """Add the counts of another chunk."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+
+@dataclass(frozen=True)
+class TokenizedChunk:
+    """What a worker gives back."""
+
+    split: str
+    ids: TokenChunk
+    lost: ChunkCounts
+    digest: bytes
+    """Of the text that came in (`TextChunk.digest`)."""

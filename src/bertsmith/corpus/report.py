@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from bertsmith.corpus.chunk_builder import ChunkBuilder
+from bertsmith.corpus.chunks import ChunkCounts
 from bertsmith.corpus.shards import SPLITS
-from bertsmith.corpus.tokenize import ChunkCounts
 from bertsmith.corpus.writer import CorpusWriter
 from bertsmith.errors import UserError
 from bertsmith.text.documents import ReadReport
@@ -25,7 +25,6 @@ def build_report(
     builder: ChunkBuilder,
     read: ReadReport,
     duplicates: int,
-    counts: ChunkCounts,
     inputs: Sequence[str],
     language: str,
     dedup: bool,
@@ -36,7 +35,11 @@ def build_report(
     tokens = {split: sum(entry.tokens for entry in entries[split]) for split in SPLITS}
     sentences = sum(entry.sentences for split in SPLITS for entry in entries[split])
     empty = sum(each.empty_documents for each in writer.writers.values())
-    cut = builder.cut_documents + sum(each.cut_documents for each in writer.writers.values())
+    states = [each.state for each in writer.writers.values()]
+    cut = builder.cut_documents + sum(state.cut_documents for state in states)
+    counts = ChunkCounts()
+    for state in states:
+        counts.add(state.lost)
     if builder.cut_documents and not stored["held-out"]:
         empty, cut = empty - 1, cut - 1  # no token in the end that was to be held out: that is no document
     documents = read.documents - duplicates - empty
@@ -73,7 +76,7 @@ def build_report(
         "vocab_size": writer.tokenizer.vocab_size,
         "tokenizer_fingerprint": writer.tokenizer.fingerprint,
     }
-    single = sum(each.single_sentence_documents for each in writer.writers.values())
+    single = sum(state.single_sentence_documents for state in states)
     return report | {"warnings": _warnings(report, single, sentences, builder)}
 
 

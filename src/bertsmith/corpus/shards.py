@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from bertsmith.corpus.chunks import token_dtype
 from bertsmith.errors import UserError
+from bertsmith.object_storage import RemoteFolder, is_url
 
 FORMAT_VERSION = 1
 SPLITS = ("train", "held-out")
@@ -235,8 +236,11 @@ class TokenCorpus:
 def open_corpus(path: str | Path) -> TokenCorpus:
     """Open a corpus folder and check that it is whole: every file there, of its full length, of this corpus.
 
-    Raises UserError naming the file that is missing, cut, broken or from elsewhere, or the format that is not known.
+    Raises UserError naming the file that is missing, cut, broken or from elsewhere, or the format that is not known;
+    and for a URL, since only files of this machine can be mapped into memory.
     """
+    if is_url(str(path)):
+        _refuse_remote(str(path))
     folder = Path(path)
     index = _from_json(folder / INDEX, folder)
     if index.get("format") != FORMAT_VERSION:
@@ -260,6 +264,18 @@ def open_corpus(path: str | Path) -> TokenCorpus:
         )
     _ = corpus.token_counts
     return corpus
+
+
+def _refuse_remote(url: str) -> None:
+    if INDEX not in RemoteFolder(url).names():
+        raise UserError(
+            f"{url}: is not a complete corpus ({INDEX} is missing); the `bertsmith prepare` that writes it has not"
+            " finished, or it is something else"
+        )
+    raise UserError(
+        f"{url}: a corpus is mapped into memory, which only files of this machine can be; copy the folder here first"
+        f" (`aws s3 cp --recursive {url} corpus`, say)"
+    )
 
 
 def unigram_entropy(counts: np.ndarray, special_ids: Sequence[int] = ()) -> float:

@@ -3,65 +3,59 @@
 `tokenize_chunk` is a pure function of the chunk: which process or machine runs it cannot change a byte of the corpus.
 """
 
-from dataclasses import dataclass, field, fields
+import hashlib
+import pickle
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 
-from bertsmith.corpus.chunks import LONGEST_SENTENCE, TokenChunk
+from bertsmith.corpus.chunks import LONGEST_SENTENCE, ChunkCounts, TokenChunk, TokenizedChunk
 from bertsmith.text.sentences import split_sentences
-from bertsmith.text.tokenizer import BertTokenizer, load_tokenizer
-
-
-@dataclass
-class ChunkCounts:
-    """The data-loss report of tokenization; adds up over chunks."""
-
-    characters: int = 0
-    """Characters of the documents kept (duplicates are not among them)."""
-    unknown_tokens: int = 0
-    """Words that became [UNK]."""
-    long_words: int = 0
-    """Those of them that are unknown because they are longer than the tokenizer takes."""
-    empty_sentences: int = 0
-    """Sentences of which the tokenizer keeps nothing (control characters, say); dropped."""
-    repeated_sentences: int = 0
-    """Sentences that occur earlier in the same chunk (about a million characters), word for word."""
-
-    def add(self, other: "ChunkCounts") -> None:
-        """Add the counts of another chunk."""
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+from bertsmith.text.tokenizer import BertTokenizer
 
 
 @dataclass(frozen=True)
 class TextChunk:
-    """Documents of one split, about a million characters together, with what is needed to tokenize them."""
+    """Documents of one split, about a million characters together."""
 
     split: str
     texts: list[str] = field(repr=False)
     continues: bool
     """The first text goes on with the document that ended the split's chunk before."""
-    tokenizer: str
-    """Folder of the tokenizer."""
+
+    def digest(self) -> bytes:
+        """16 bytes that depend on everything tokenization sees of the text: equal ones give equal ids."""
+        digest = hashlib.blake2b(bytes([self.continues]), digest_size=16)
+        for text in self.texts:
+            data = text.encode("utf-8")
+            digest.update(len(data).to_bytes(8, "little") + data)
+        return digest.digest()
+
+
+@dataclass(frozen=True)
+class PackedTokenizer:
+    """A tokenizer on its way to workers, which may have no file system in common; each unpacks it once."""
+
     fingerprint: str
-    """Fingerprint the tokenizer in that folder must have."""
-    language: str
+    content: bytes = field(repr=False, compare=False)
+
+    @classmethod
+    def pack(cls, tokenizer: BertTokenizer) -> "PackedTokenizer":
+        return cls(tokenizer.fingerprint, pickle.dumps(tokenizer))
+
+    @lru_cache(maxsize=1)  # noqa: B019 - one tokenizer is to live as long as the process does
+    def unpack(self) -> BertTokenizer:
+        """The tokenizer, built once a process, not once a chunk."""
+        tokenizer = pickle.loads(self.content)
+        assert isinstance(tokenizer, BertTokenizer)
+        return tokenizer
 
 
-@lru_cache(maxsize=1)
-def _tokenizer(folder: str, fingerprint: str) -> BertTokenizer:
-    """Loaded once a process, not once a chunk."""
-    tokenizer = load_tokenizer(folder)
-    if tokenizer.fingerprint != fingerprint:
-        raise RuntimeError(f"{folder}: the tokenizer changed while it was in use")
-    return tokenizer
-
-
-def tokenize_chunk(chunk: TextChunk) -> tuple[str, TokenChunk, ChunkCounts]:
-    """Split into sentences, turn into ids; returns the split's name, the ids and what was lost on the way."""
-    tokenizer = _tokenizer(chunk.tokenizer, chunk.fingerprint)
-    documents = [split_sentences(text, chunk.language) for text in chunk.texts]
+def tokenize_chunk(chunk: TextChunk, packed: PackedTokenizer, language: str) -> TokenizedChunk:
+    """Split into sentences, turn into ids; counts what was lost on the way."""
+    tokenizer = packed.unpack()
+    documents = [split_sentences(text, language) for text in chunk.texts]
     sentences = [sentence for document in documents for sentence in document]
     tokens, lengths = tokenizer.encode_flat(sentences)
 
@@ -82,4 +76,4 @@ def tokenize_chunk(chunk: TextChunk) -> tuple[str, TokenChunk, ChunkCounts]:
         lengths = lengths[full]
     assert not len(lengths) or lengths.max() <= LONGEST_SENTENCE
     ids = TokenChunk(tokens, lengths.astype(np.uint16), document_lengths.astype(np.int32), chunk.continues)
-    return chunk.split, ids, counts
+    return TokenizedChunk(chunk.split, ids, counts, chunk.digest())

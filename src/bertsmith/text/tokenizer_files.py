@@ -23,7 +23,9 @@ _LARGEST_FILE = 512_000_000  # bytes
 _LONGEST_TOKEN = 1_000  # characters
 _TELLING_SHARE = 0.005  # of the tokens: so many with capitals (accents) mean a cased (accents kept) vocabulary
 
-_FILE_NAMES = ("vocab.txt", "tokenizer.json", "tokenizer_config.json")
+FILE_NAMES = ("vocab.txt", "tokenizer.json", "tokenizer_config.json", "added_tokens.json")
+"""What a tokenizer folder holds, the last only where it came from an old release of transformers."""
+_FILE_NAMES = FILE_NAMES[:3]
 _ADDED_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _CONFIG_KEYS = {
     "lowercase": "do_lower_case",

@@ -5,8 +5,10 @@ sum of counts or a comparison of texts. The vocabulary never has more entries th
 (rare characters, over-long words) is counted and said.
 """
 
+import contextlib
 import hashlib
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,15 +19,17 @@ from typing import Any
 import numpy as np
 
 from bertsmith.errors import UserError
+from bertsmith.object_storage import is_url
 from bertsmith.progress import Progress, say
-from bertsmith.storage import PARTIAL, atomic_folder
+from bertsmith.storage import PARTIAL
 from bertsmith.text.merges import PairIndex, learn_pieces
 from bertsmith.text.readers import ReadOptions, ReadReport, expand_inputs, input_size, read_documents
 from bertsmith.text.tokenizer import CONTINUATION, BertTokenizer
-from bertsmith.text.tokenizer_files import SPECIAL_TOKENS, is_tokenizer_folder
+from bertsmith.text.tokenizer_files import SPECIAL_TOKENS
+from bertsmith.text.tokenizer_output import tokenizer_folder, why_taken
 from bertsmith.text.word_counts import CHUNK_CHARACTERS, WordCounts, count_words, cut_text
 from bertsmith.text.words import Normalization, WordSplitter
-from bertsmith.workers import WorkerPool, available_cores, peak_memory
+from bertsmith.workers import make_pool, peak_memory
 
 DEFAULT_SIZE = 30_000
 """Entries, about what BERT has (Devlin et al. 2018, section 3: 30,000)."""
@@ -229,6 +233,7 @@ def build_vocabulary(
     lowercase: bool = True,
     strip_accents: bool | None = None,
     workers: int | None = None,
+    ray: str | None = None,
     read_options: ReadOptions | None = None,
     min_frequency: int = 2,
     alphabet_limit: int | None = None,
@@ -236,47 +241,43 @@ def build_vocabulary(
 ) -> dict[str, Any]:
     """Train a vocabulary on text files and write the tokenizer folder `out`; returns the JSON summary of `vocab`.
 
-    `inputs` are files, folders, globs or fsspec URLs; `workers` processes count words (default: one a core). `out` is
-    written whole or not at all; an older tokenizer there is replaced. `sha256` in the summary is that of vocab.txt;
-    `peak_memory_mb` is of all processes together.
+    `inputs` are files, folders, globs or fsspec URLs; `workers` processes count words (default: one a core), or tasks
+    at a time on the Ray cluster `ray`: "local" or HOST:PORT. `out`, a folder here or a URL of one, is written whole or
+    not at all; an older tokenizer there is replaced. `sha256` in the summary is that of vocab.txt; `peak_memory_mb` is
+    of all processes together.
 
-    Raises UserError before any work for sizes that make no sense, missing inputs, or an `out` that holds something
-    else; and when the inputs hold no word.
+    Raises UserError before any work for sizes that make no sense, missing inputs, an `out` that holds something else
+    or a Ray that is not there; and when the inputs hold no word.
     """
     started = time.monotonic()
-    out = Path(out)
-    _check_options(size, min_frequency, alphabet_limit, out)
+    opened = make_pool(workers, ray)
+    _check_options(size, min_frequency, alphabet_limit, str(out))
     normalization = Normalization(lowercase, strip_accents)
     options = read_options or ReadOptions()
     report = ReadReport()
     paths = expand_inputs(inputs, report)
 
-    spill = out.parent / f".{out.name}{PARTIAL}words"
-    with WorkerPool(available_cores() if workers is None else workers) as pool:
-        shutil.rmtree(spill, ignore_errors=True)
-        try:
-            words = WordCounts(spill)
-            with Progress("counting words", input_size(paths), "MB", scale=1e6) as bar:
-                documents = (
-                    document.text for path in paths for document in read_documents(path, options, report, bar.advance)
-                )
-                chunks = _group_texts(documents, words, WordSplitter(normalization), chunk_characters)
-                for tally in pool.map_in_order(partial(count_words, normalization=normalization), chunks):
-                    words.add(tally)
+    with _spill_folder(str(out)) as spill:
+        words = WordCounts(spill)
+        with opened as pool, Progress("counting words", input_size(paths), "MB", scale=1e6) as bar:
+            documents = (
+                document.text for path in paths for document in read_documents(path, options, report, bar.advance)
+            )
+            chunks = _group_texts(documents, words, WordSplitter(normalization), chunk_characters)
+            for tally in pool.map_in_order(partial(count_words, normalization=normalization), chunks):
+                words.add(tally)
             peak = pool.peak_memory
-            with Progress("learning the vocabulary", size, "entries") as bar:
-                training = train_vocabulary(
-                    words.groups(),
-                    size,
-                    min_frequency=min_frequency,
-                    alphabet_limit=alphabet_limit,
-                    on_entries=bar.advance,
-                )
-        finally:
-            shutil.rmtree(spill, ignore_errors=True)
+        with Progress("learning the vocabulary", size, "entries") as bar:
+            training = train_vocabulary(
+                words.groups(),
+                size,
+                min_frequency=min_frequency,
+                alphabet_limit=alphabet_limit,
+                on_entries=bar.advance,
+            )
     if not training.words:
         raise UserError(_explain_no_words(inputs, report, words))
-    with atomic_folder(out) as folder:
+    with tokenizer_folder(str(out)) as folder:
         BertTokenizer(training.tokens, normalization).save(folder)
         digest = hashlib.sha256((folder / "vocab.txt").read_bytes()).hexdigest()
 
@@ -302,7 +303,7 @@ def build_vocabulary(
         "tokenizer": str(out),
         "seconds": round(time.monotonic() - started, 3),
         "peak_memory_mb": round(max(peak, peak_memory()) / 1e6, 1),
-        "workers": pool.workers,
+        **pool.summary,
     }
 
 
@@ -318,7 +319,22 @@ def _explain_no_words(inputs: Sequence[str], report: ReadReport, words: WordCoun
     return f"{named}: no word in {report.documents:,} documents{left_out}; nothing to learn a vocabulary from"
 
 
-def _check_options(size: int, min_frequency: int, alphabet_limit: int | None, out: Path) -> None:
+@contextlib.contextmanager
+def _spill_folder(out: str) -> Iterator[Path]:
+    """Where word counts go that do not fit in memory (made when needed): beside `out`, where there is room for it."""
+    if is_url(out):
+        with tempfile.TemporaryDirectory(prefix="bertsmith-") as folder:
+            yield Path(folder) / "words"
+        return
+    spill = Path(out).parent / f".{Path(out).name}{PARTIAL}words"
+    shutil.rmtree(spill, ignore_errors=True)
+    try:
+        yield spill
+    finally:
+        shutil.rmtree(spill, ignore_errors=True)
+
+
+def _check_options(size: int, min_frequency: int, alphabet_limit: int | None, out: str) -> None:
     problems = []
     least = len(SPECIAL_TOKENS) + 1
     if not least <= size <= 2_000_000:
@@ -327,10 +343,8 @@ def _check_options(size: int, min_frequency: int, alphabet_limit: int | None, ou
         problems.append(f"--min-frequency {min_frequency}: at least 1 is needed")
     if alphabet_limit is not None and alphabet_limit < 1:
         problems.append(f"--alphabet-limit {alphabet_limit}: at least 1 is needed")
-    if out.name in ("", ".."):
-        problems.append(f"--out {out}: give the new folder a name")
-    elif out.exists() and not (out.is_dir() and (not any(out.iterdir()) or is_tokenizer_folder(out))):
-        problems.append(f"{out}: holds something else than a tokenizer; remove it or choose another --out")
+    if taken := why_taken(out):
+        problems.append(taken)
     if problems:
         raise UserError("; ".join(problems))
 
