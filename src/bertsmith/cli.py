@@ -5,8 +5,10 @@ Exit codes: 0 done; 2 the user's input or options are wrong (one sentence on std
 """
 
 import contextlib
+import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,10 +17,13 @@ from types import FrameType
 from bertsmith import __version__
 from bertsmith.arguments import CommandParser, add_json
 from bertsmith.commands import COMMANDS
-from bertsmith.errors import UserError, why_out_of_memory
+from bertsmith.errors import ToldElsewhere, UserError, why_out_of_memory
 from bertsmith.options import did_you_mean
 from bertsmith.progress import say
+from bertsmith.rank import describe_rank, own_rank, world_size
 from bertsmith.results import print_json, print_text, use_utf8
+
+_SECONDS_FOR_THE_FIRST = 1.5
 
 
 def overview() -> str:
@@ -79,6 +84,11 @@ def run(argv: Sequence[str]) -> None:
         return
     name, rest = find_command(argv)
     command = COMMANDS[name]
+    if world_size() > 1 and not command.several_processes:
+        raise UserError(
+            f"{name} runs in one process and was started in {world_size()} (RANK and WORLD_SIZE are set); start it "
+            "without torchrun"
+        )
     parser = CommandParser(name, command.summary, command.details, command.examples, command.usage)
     command.add(parser)
     add_json(parser)
@@ -94,6 +104,8 @@ def run(argv: Sequence[str]) -> None:
         elif not command.remote_out:
             raise UserError(f"--out {args.out}: {name} writes to folders of this machine only; give a plain path")
     summary = command.run(args, pairs)
+    if own_rank():
+        return  # the first of the processes prints
     if args.json:
         print_json(summary)
     else:
@@ -102,6 +114,17 @@ def run(argv: Sequence[str]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
+    code = _main(argv)
+    if code and argv is None and world_size() > 1:
+        # the interpreter's own end would take down connections to processes that may be gone, and can wait for ever
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(code)
+    return code
+
+
+def _main(argv: Sequence[str] | None) -> int:
     use_utf8()
     try:
         with _stopping_at_sigterm():
@@ -109,21 +132,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except SystemExit as finished:  # argparse, after --help
         return int(finished.code or 0)
+    except ToldElsewhere:
+        return 2
     except UserError as error:
-        say(f"bertsmith: {error}")
+        _tell(str(error))
         return 2
     except KeyboardInterrupt:
         if argv is None:  # the program ends here: a second Ctrl-C while the interpreter closes says nothing new
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-        say("bertsmith: interrupted")
+        if not own_rank():
+            say("bertsmith: interrupted")
         return 130
     except Exception as error:
         if reason := _why_not_ours(error):
-            say(f"bertsmith: {reason}")
+            _tell(reason)
             return 2
         say(traceback.format_exc().rstrip())
+        if own_rank():
+            say(f"bertsmith: this was {describe_rank()}")
         say("bertsmith: this is a fault of bertsmith, not of yours; please report it with the lines above")
         return 1
+
+
+def _tell(message: str) -> None:
+    """Tell the user what went wrong, once."""
+    if own_rank():
+        # what is wrong with the command is so for all of its processes: torchrun ends this one when the first has told
+        time.sleep(_SECONDS_FOR_THE_FIRST)
+        message = f"{describe_rank()}: {message}"
+    say(f"bertsmith: {message}")
 
 
 def _why_not_ours(error: Exception) -> str | None:

@@ -5,6 +5,10 @@ class UserError(Exception):
     """The user's input, options or machine are at fault. `str(error)` is the whole message: what, where, what to do."""
 
 
+class ToldElsewhere(UserError):
+    """Another process of a run on several tells the user, or has told; this one ends without a word."""
+
+
 def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
     """Raise UserError unless `value` is among `allowed`; the message names both."""
     if value not in allowed:

@@ -4,7 +4,22 @@ import contextlib
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from types import TracebackType
+
+# set in `silenced` only
+_silent = False
+
+
+@contextlib.contextmanager
+def silenced() -> Iterator[None]:
+    """Say nothing in here: of several processes that do the same, one talks."""
+    global _silent
+    before, _silent = _silent, True
+    try:
+        yield
+    finally:
+        _silent = before
 
 
 def format_seconds(seconds: float) -> str:
@@ -19,6 +34,8 @@ def format_seconds(seconds: float) -> str:
 
 def write_stderr(text: str) -> None:
     """Write to stderr, if anybody still listens: a terminal that was closed must not end hours of work."""
+    if _silent:
+        return
     with contextlib.suppress(OSError, ValueError):  # ValueError: the stream was closed
         print(text, end="", file=sys.stderr, flush=True)
 

@@ -25,3 +25,5 @@ class Command:
     usage: str | None = None
     remote_out: bool = False
     """--out may be a URL."""
+    several_processes: bool = False
+    """Whether the processes that torchrun starts work together in it."""

@@ -36,7 +36,9 @@ def add_pretrain(parser: CommandParser) -> None:
 
 def run_pretrain(args: argparse.Namespace, pairs: Pairs) -> Summary:
     from bertsmith.options import load_recipe
+    from bertsmith.training.distributed import join_ranks, share_settings
     from bertsmith.training.loop import pretrain
+    from bertsmith.training.settings import PretrainSettings
     from bertsmith.training.setup import CONFIG_FILE, run_settings
 
     flat = {key.partition(":")[2]: value for key, value in vars(args).items() if key.startswith("setting:")}
@@ -45,9 +47,13 @@ def run_pretrain(args: argparse.Namespace, pairs: Pairs) -> Summary:
     if any(key in lengths for key, _ in overrides):  # a length on the command line replaces the recipe's
         overrides += [(key, "none") for key in lengths if key not in dict(overrides)]
     out = Path(args.out)
-    name = args.recipe or (None if (out / CONFIG_FILE).is_file() else DEFAULT_RECIPE)
-    settings = run_settings(out, None if name is None else load_recipe(name), overrides)
-    return pretrain(settings, out)
+
+    def chosen_settings() -> PretrainSettings:
+        name = args.recipe or (None if (out / CONFIG_FILE).is_file() else DEFAULT_RECIPE)
+        return run_settings(out, None if name is None else load_recipe(name), overrides)
+
+    with join_ranks() as ranks:
+        return pretrain(share_settings(chosen_settings, ranks), out, ranks)
 
 
 def add_demo(parser: CommandParser) -> None:
@@ -86,9 +92,11 @@ the finished model/, which transformers opens as it is. Stopped or killed, the s
         """  bertsmith pretrain --data corpus --out run --model mini --minutes 30
   bertsmith pretrain --data corpus --out run --recipe paper-base --micro-batch-size 16
   bertsmith pretrain --data corpus2 --out run2 --model run/model --steps 5000 --learning-rate 1e-4
-  bertsmith pretrain --recipe run/config.toml --out again""",
+  bertsmith pretrain --recipe run/config.toml --out again
+  torchrun --nproc-per-node 4 -m bertsmith pretrain --data corpus --out run --recipe paper-base""",
         add_pretrain,
         run_pretrain,
+        several_processes=True,
         usage="--data DIR --out RUN [--recipe NAME|FILE] [--SETTING VALUE ...] [--json]",
     ),
     "demo": Command(

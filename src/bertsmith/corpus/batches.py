@@ -81,6 +81,24 @@ class Batch:
     def __len__(self) -> int:
         return len(self.sequence_starts) - 1
 
+    def rows(self, first: int, end: int) -> "Batch":
+        """The sequences from `first` up to `end` (0 ≤ first ≤ end ≤ N) as a batch of their own; arrays are views."""
+        low, high = self.sequence_starts[[first, end]].tolist()
+        m_low, m_high = np.searchsorted(self.masked_positions, [low, high]).tolist()
+        labels = self.next_sentence_labels
+        return Batch(
+            token_ids=self.token_ids[low:high],
+            segment_ids=self.segment_ids[low:high],
+            position_ids=self.position_ids[low:high],
+            sequence_starts=self.sequence_starts[first : end + 1] - low,
+            masked_positions=self.masked_positions[m_low:m_high] - low,
+            masked_labels=self.masked_labels[m_low:m_high],
+            next_sentence_labels=None if labels is None else labels[first:end],
+            example_ids=self.example_ids[first:end],
+            position=self.position,
+            tokens_cut=self.tokens_cut[first:end],
+        )
+
     @property
     def max_sequence_length(self) -> int:
         """Tokens of the longest sequence; 0 when there is none."""
@@ -108,6 +126,11 @@ class BatchCounts:
             ones = int(batch.next_sentence_labels.sum())
             self.label_1 += ones
             self.label_0 += len(batch) - ones
+
+    def merge(self, other: "BatchCounts") -> None:
+        """Count what another one counted."""
+        for name, value in asdict(other).items():
+            setattr(self, name, getattr(self, name) + value)
 
     def as_dict(self, objective: Objective) -> dict[str, int]:
         """With the labels by name: `is next` and `random`, or `in order` and `swapped`."""
@@ -171,18 +194,20 @@ class BatchStream:
         epochs: int | None = None,
         worker: int = 0,
         workers: int = 1,
+        run: int = 1,
     ) -> Iterator[Batch]:
         """Batches from `position` on, endless or until `epochs` epochs (counted from the very beginning) are read.
 
-        Rank r gets the examples r, r + world_size, … of each global batch, so that all ranks take the same number of
-        steps; only the very last batch can be smaller. Worker w of a loader builds the batches w, w + workers, ….
+        Each global batch is dealt out to the ranks in runs of `run` examples: rank r gets the runs r, r + world_size, …
+        so that all ranks take the same number of steps; only the very last batch can be smaller. Worker w of a loader
+        builds the batches w, w + workers, ….
 
         Raises UserError for a position that does not belong to this corpus, and for a token id past the vocabulary.
         """
         groups = self._global_batches(self._key, position or StreamPosition(), self.batch_size, epochs)
         for number, (plans, after) in enumerate(groups):
             if number % workers == worker:
-                yield self._build(plans, after, rank, world_size)
+                yield self._build(plans, after, rank, world_size, run)
 
     def evaluation_batches(
         self, max_examples: int | None = None, batch_size: int | None = None, rank: int = 0, world_size: int = 1
@@ -237,11 +262,13 @@ class BatchStream:
         done = window * size + offset / max(examples, 1) * min(size, blocks - window * size)
         return StreamPosition(epoch, window, offset, epoch + done / blocks)
 
-    def _build(self, plans: list[ExamplePlan], after: StreamPosition, rank: int, world_size: int) -> Batch:
+    def _build(
+        self, plans: list[ExamplePlan], after: StreamPosition, rank: int, world_size: int, run: int = 1
+    ) -> Batch:
         """One rank's part of a global batch."""
         plan = ExamplePlan.concatenate(plans)
         if world_size > 1:
-            plan = plan.take(np.arange(rank, len(plan), world_size))
+            plan = plan.take(np.flatnonzero(np.arange(len(plan)) // run % world_size == rank))
         pieces = self.planner.resolve(plan)
         token_ids = self._lay_out(pieces.offsets.tolist(), pieces.shard, pieces.start, pieces.length)
         with_separator = pieces.length + 1
@@ -327,27 +354,9 @@ def split_batch(batch: Batch, micro_batch_size: int) -> list[Batch]:
         raise UserError(f"micro_batch_size: {micro_batch_size} is not a number of sequences from 1 on")
     if len(batch) <= micro_batch_size:
         return [batch]
-    parts = []
-    for first in range(0, len(batch), micro_batch_size):
-        end = min(first + micro_batch_size, len(batch))
-        low, high = batch.sequence_starts[[first, end]].tolist()
-        m_low, m_high = np.searchsorted(batch.masked_positions, [low, high]).tolist()
-        labels = batch.next_sentence_labels
-        parts.append(
-            Batch(
-                token_ids=batch.token_ids[low:high],
-                segment_ids=batch.segment_ids[low:high],
-                position_ids=batch.position_ids[low:high],
-                sequence_starts=batch.sequence_starts[first : end + 1] - low,
-                masked_positions=batch.masked_positions[m_low:m_high] - low,
-                masked_labels=batch.masked_labels[m_low:m_high],
-                next_sentence_labels=None if labels is None else labels[first:end],
-                example_ids=batch.example_ids[first:end],
-                position=batch.position,
-                tokens_cut=batch.tokens_cut[first:end],
-            )
-        )
-    return parts
+    return [
+        batch.rows(first, min(first + micro_batch_size, len(batch))) for first in range(0, len(batch), micro_batch_size)
+    ]
 
 
 def describe_example(batch: Batch, n: int, tokenizer: TokenNames, objective: Objective = "mlm+nsp") -> str:

@@ -42,10 +42,12 @@ class PrefetchingLoader:
         world_size: int = 1,
         epochs: int | None = None,
         counts: BatchCounts | None = None,
+        run: int = 1,
     ) -> None:
         """`workers`: 0 builds in a thread of this process, n > 0 in n processes. `prefetch`: batches held ready.
 
-        `counts`: those of an earlier part of the run, to go on from. Raises UserError for numbers out of range.
+        `counts`: those of an earlier part of the run, to go on from. `rank`, `world_size`, `run`: which examples of
+        each batch are this process's (see `BatchStream.batches`). Raises UserError for numbers out of range.
         """
         if workers < 0 or prefetch < 1:
             raise UserError(f"data workers {workers}, prefetch {prefetch}: workers from 0 on, prefetch from 1 on")
@@ -55,7 +57,8 @@ class PrefetchingLoader:
         self._finished = False
         self._workers: list[SpawnProcess] = []
         self._pipes: list[Connection] = []
-        options: dict[str, Any] = {"position": position, "rank": rank, "world_size": world_size, "epochs": epochs}
+        share: dict[str, Any] = {"rank": rank, "world_size": world_size, "run": run}
+        options: dict[str, Any] = {"position": position, "epochs": epochs} | share
         source = self._receive() if workers else stream.batches(**options)
         if workers:
             self._start_workers(stream, options, workers)

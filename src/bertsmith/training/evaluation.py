@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bertsmith.corpus.batches import Batch
 from bertsmith.model.bert import BertForPreTraining
+from bertsmith.training.distributed import ALONE, Ranks
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,13 @@ def batch_tensors(batch: Batch, device: torch.device) -> dict[str, Tensor | None
     }
 
 
-def evaluate(model: BertForPreTraining, batches: Iterable[Batch], device: torch.device) -> Evaluation | None:
-    """Run `model` without dropout over `batches`; None when there are none."""
+def evaluate(
+    model: BertForPreTraining, batches: Iterable[Batch], device: torch.device, ranks: Ranks = ALONE
+) -> Evaluation | None:
+    """Run `model` without dropout over `batches`, this rank's share of them; None when there are none on any rank.
+
+    Sums of losses and counts are added up over the ranks, so that each example counts once.
+    """
     mlm_loss = nsp_loss = 0.0
     mlm_correct = mlm_targets = nsp_correct = nsp_targets = examples = 0
     for batch in batches:
@@ -59,6 +65,10 @@ def evaluate(model: BertForPreTraining, batches: Iterable[Batch], device: torch.
         nsp_correct += counts.nsp_correct
         nsp_targets += counts.nsp_targets
         examples += len(batch)
+    (mlm_loss, nsp_loss, *counted), _ = ranks.agree(
+        (mlm_loss, nsp_loss, mlm_correct, mlm_targets, nsp_correct, nsp_targets, examples)
+    )
+    mlm_correct, mlm_targets, nsp_correct, nsp_targets, examples = map(int, counted)
     if not mlm_targets:
         return None
     mlm = mlm_loss / mlm_targets

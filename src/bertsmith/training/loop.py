@@ -7,16 +7,16 @@ times, takes the same steps on the same batches as one that was not. Devlin et a
 import hashlib
 import math
 import time
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
-from bertsmith.corpus.batches import Batch, describe_example, split_batch
+from bertsmith.corpus.batches import Batch, BatchCounts, describe_example, split_batch
 from bertsmith.corpus.loader import PrefetchingLoader
-from bertsmith.errors import UserError
-from bertsmith.hardware import prepare_machine
+from bertsmith.errors import ToldElsewhere, UserError
 from bertsmith.model.config import BertConfig, useful_flops
 from bertsmith.model.dropout import DropoutMasks
 from bertsmith.model.weights import WEIGHTS, save_model
@@ -24,21 +24,20 @@ from bertsmith.options import settings_to_toml
 from bertsmith.progress import say
 from bertsmith.storage import atomic_folder, write_text
 from bertsmith.training.checkpoint import find_newest_checkpoint, save_checkpoint
+from bertsmith.training.distributed import ALONE, Ranks, load_optimizer, spread_model, whole_model, whole_tensors
 from bertsmith.training.evaluation import batch_tensors, evaluate
-from bertsmith.training.metrics_log import MetricsLog, ProgressLine, describe_references, plot_loss
+from bertsmith.training.metrics_log import MetricsLog, NoMetricsLog, ProgressLine, describe_references, plot_loss
 from bertsmith.training.optimizer import BertOptimizer, clip_gradients
 from bertsmith.training.schedule import phase_of
 from bertsmith.training.settings import PretrainSettings
 from bertsmith.training.setup import (
     CONFIG_FILE,
     TrainingData,
-    build_model,
-    check_continuation,
     evaluation_stream,
+    find_start,
     fixed_settings,
     micro_batch_size,
     open_data,
-    resume_model,
     take_machine,
     training_streams,
 )
@@ -52,48 +51,49 @@ EXAMPLE_LEGEND = (
 )
 
 
-def pretrain(settings: PretrainSettings, out: Path) -> dict[str, Any]:
+def pretrain(settings: PretrainSettings, out: Path, ranks: Ranks = ALONE) -> dict[str, Any]:
     """Pre-train as `settings` say, in the run folder `out`, resuming what is there; returns the JSON summary.
+
+    Several processes (`ranks`, see distributed.py) call it together with the same settings; all but the first one
+    return {}. Batches, their order and their masks do not depend on how many there are, losses by rounding only;
+    dropout masks depend on `micro_batch_size`, whose default does depend on it.
 
     Raises UserError before any work for settings, corpus or folder that do not fit, and when the loss diverges or stays
     NaN; KeyboardInterrupt after Ctrl-C or SIGTERM, with a checkpoint written.
     """
-    with locked_run(out):
-        return _pretrain(settings, out)
+    with locked_run(out) if ranks.is_first else nullcontext():
+        return _pretrain(settings, out, ranks)
 
 
-def _pretrain(settings: PretrainSettings, out: Path) -> dict[str, Any]:
+def _pretrain(settings: PretrainSettings, out: Path, ranks: Ranks) -> dict[str, Any]:
     # -- set-up: all mistakes are found before anything is written
-    data = open_data(settings)
-    budget, schedule, phases = settings.budget, settings.learning_rate_schedule, settings.phases
-    streams = training_streams(settings, data)
-    held_out = evaluation_stream(settings, data)
-    checkpoint, broken = find_newest_checkpoint(out)
-    for message in broken:
-        say(f"warning: {message}")
-    if checkpoint is None:
-        model, state = build_model(settings, data), RunState(corpus_sha256=data.corpus.sha256)
-        state.architecture = model.config.to_dict()
-        machine = prepare_machine(settings.device, settings.precision)
-    else:
-        model, state = resume_model(settings, data, checkpoint)
-        machine = prepare_machine(settings.device, state.arithmetic.precision if state.arithmetic else "auto")
+    with ranks.alike():
+        data = open_data(settings)
+        budget, schedule, phases = settings.budget, settings.learning_rate_schedule, settings.phases
+        streams = training_streams(settings, data)
+        held_out = evaluation_stream(settings, data)
+    start = find_start(settings, data, out, ranks)
+    model, state, machine, checkpoint = start.model, start.state, start.machine, start.checkpoint
     device = machine.device
-    model = model.to(device)
     model.bert.compute_dtype = machine.dtype
     model_built = time.monotonic()
-    optimizer = BertOptimizer(model.named_parameters(), settings.optimizer)
     if checkpoint is not None:
         model.load_state_dict(checkpoint.load_weights(model.state_dict()))
-        optimizer.load_state_tensors(checkpoint.load_optimizer())
-        say(f"resuming from {checkpoint.folder} (step {state.step:,}), in {machine.precision} as the run began")
-        check_continuation(out, settings, state)
-    take_machine(state, settings, machine)
+    spread = spread_model(model, settings.parallel, ranks, machine)
+    model = spread.model
+    optimizer = BertOptimizer(model.named_parameters(), settings.optimizer)
+    if start.resumed:
+        load_optimizer(optimizer, checkpoint, ranks)
+    take_machine(state, settings, machine, ranks.size)
+    (matmul_flops,), _ = ranks.agree([machine.matmul_flops])
     state.settings = fixed_settings(settings) | {"precision": machine.precision}
     state.budget = {"steps": settings.steps, "minutes": settings.minutes, "epochs": settings.epochs}
-    # with the precision found, so that config.toml repeats the run even where the two are about as fast
-    write_text(out / CONFIG_FILE, settings_to_toml(replace(settings, precision=cast(Any, machine.precision))))
-    say(f"{machine.describe()}; {sum(p.numel() for p in model.parameters()):,} parameters; {budget.describe()}")
+    if ranks.is_first:
+        # with the precision found, so that config.toml repeats the run even where the two are about as fast
+        write_text(out / CONFIG_FILE, settings_to_toml(replace(settings, precision=cast(Any, machine.precision))))
+    processes = f"{ranks.size} processes ({settings.parallel}), each on " if ranks.size > 1 else ""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    say(f"{processes}{machine.describe()}; {parameters:,} parameters; {budget.describe()}")
     say(describe_references(data.ln_vocab, data.corpus.unigram_entropy))
     for message in streams[settings.max_length].planner.warnings():
         say(f"warning: {message}")
@@ -101,14 +101,28 @@ def _pretrain(settings: PretrainSettings, out: Path) -> dict[str, Any]:
     worst_loss = data.ln_vocab + (math.log(2) if settings.paired else 0.0)
     log_every = settings.log.every or (1 if settings.steps is not None and settings.steps < 200 else 10)
     progress_line = ProgressLine(settings.steps)
-    saved_step = None if checkpoint is None else state.step
-    changed = checkpoint is None
+    resumed_step = state.step if start.resumed else None
+    saved_step, changed = resumed_step, not start.resumed
     resume_seconds: float | None = None
     resumed_seconds, begun = state.seconds, time.monotonic()
-    last_checkpoint = last_shown = begun
+    last_checkpoint, last_shown = state.seconds, begun
     loader: PrefetchingLoader | None = None
 
-    with MetricsLog(out, None if checkpoint is None else state.step) as log, Interrupts() as interrupts:
+    with (
+        MetricsLog(out, resumed_step) if ranks.is_first else NoMetricsLog() as log,
+        Interrupts(patient=ranks.size > 1) as interrupts,
+    ):
+        # What follows is decided by every rank for itself from what all of them know: the steps, the losses of all,
+        # the time by the first one's clock.
+
+        def clock() -> float:
+            return ranks.agree((), (resumed_seconds + time.monotonic() - begun,))[1][0]
+
+        def asked_to_stop() -> bool:
+            return ranks.agree((interrupts.requested,))[0][0] > 0
+
+        def stop(what: str) -> UserError:
+            return UserError(stop_message(out, what)) if ranks.is_first else ToldElsewhere(what)
 
         def used() -> float:
             return budget.progress(state.step, state.epochs, state.seconds)
@@ -116,12 +130,12 @@ def _pretrain(settings: PretrainSettings, out: Path) -> dict[str, Any]:
         def log_window() -> bool:
             if not state.window.steps:
                 return False
-            metrics = window_metrics(state, machine.matmul_flops, settings.paired)
+            metrics = window_metrics(state, matmul_flops, settings.paired)
             log.write(state.step, metrics)
             progress_line.show(state.step, metrics, used())
             state.train_loss, state.window = metrics["loss"], LogWindow()
             if state.divergence.update(metrics["loss"], worst_loss):
-                raise UserError(stop_message(out, f"the loss diverged: it is {metrics['loss']:.2f}"))
+                raise stop(f"the loss diverged: it is {metrics['loss']:.2f}")
             return True
 
         def evaluate_held_out() -> bool:
@@ -129,17 +143,20 @@ def _pretrain(settings: PretrainSettings, out: Path) -> dict[str, Any]:
             if held_out is None or (state.evaluated_step, state.evaluated_examples) == wanted:
                 return False
             state.evaluated_step, state.evaluated_examples = wanted
-            state.evaluation = evaluate(model, held_out.evaluation_batches(settings.eval.examples), device)
+            batches = held_out.evaluation_batches(settings.eval.examples, rank=ranks.rank, world_size=ranks.size)
+            state.evaluation = evaluate(model, batches, device, ranks)
             log_evaluation(log, progress_line, state)
             return True
 
         def write_checkpoint() -> None:
             nonlocal saved_step, last_checkpoint, changed
             log.sync()
-            state.seconds = resumed_seconds + time.monotonic() - begun
-            weights, moments = model.state_dict(), optimizer.state_tensors()
-            save_checkpoint(out, state.step, weights, moments, state.as_dict(), settings.checkpoint.keep)
-            saved_step, last_checkpoint, changed = state.step, time.monotonic(), False
+            state.seconds = clock()
+            weights = whole_tensors(model.state_dict(), ranks)
+            moments = whole_tensors(optimizer.state_tensors(), ranks)
+            if ranks.is_first:
+                save_checkpoint(out, state.step, weights, moments, state.as_dict(), settings.checkpoint.keep)
+            saved_step, last_checkpoint, changed = state.step, clock(), False
 
         try:
             while (progress := used()) < 1:
@@ -153,10 +170,18 @@ def _pretrain(settings: PretrainSettings, out: Path) -> dict[str, Any]:
                         loader = None
                 if loader is None:
                     if not state.micro_batch_size:
-                        state.micro_batch_size = micro_batch_size(settings, stream.max_length, device)
-                    workers = settings.examples.workers
-                    epochs = None if settings.epochs is None else math.ceil(settings.epochs + state.epochs_passed_over)
-                    loader = PrefetchingLoader(stream, state.position, workers, epochs=epochs, counts=state.counts)
+                        state.micro_batch_size = micro_batch_size(settings, stream.max_length, device, ranks.size)
+                    loader = PrefetchingLoader(
+                        stream,
+                        state.position,
+                        settings.examples.workers,
+                        rank=ranks.rank,
+                        world_size=ranks.size,
+                        run=state.micro_batch_size,  # whole micro-batches, the same ones for any number of ranks
+                        epochs=None
+                        if settings.epochs is None
+                        else math.ceil(settings.epochs + state.epochs_passed_over),
+                    )
 
                 # -- the step
                 step_begun = time.monotonic()
@@ -164,6 +189,8 @@ def _pretrain(settings: PretrainSettings, out: Path) -> dict[str, Any]:
                 batch = next(loader, None)
                 if batch is None:  # the epochs asked for are read
                     break
+                counts, squares = count_batch(batch, ranks)
+                state.counts.merge(counts)
                 if checkpoint is not None and resume_seconds is None:
                     resume_seconds = time.monotonic() - model_built
                     say(f"training goes on {resume_seconds:.2f} s after the model was built")
@@ -172,21 +199,28 @@ def _pretrain(settings: PretrainSettings, out: Path) -> dict[str, Any]:
                     for n in range(min(settings.log.examples, len(batch))):
                         say(describe_example(batch, n, data.tokenizer, settings.objective))
                 losses = torch.zeros(2, device=device)
-                for number, micro in enumerate(split_batch(batch, state.micro_batch_size)):
+                micros = split_batch(batch, state.micro_batch_size)
+                micros = ranks.even_out(micros, counts.examples, state.micro_batch_size)
+                for turn, micro in enumerate(micros):
+                    number = turn * ranks.size + ranks.rank  # in the whole batch
                     masks = DropoutMasks((settings.seed, state.step + state.skipped_steps, number))
-                    loss = model(
-                        **batch_tensors(micro, device),
-                        mlm_scale=1 / max(len(batch.masked_labels), 1),
-                        nsp_scale=1 / len(batch),
-                        masks=masks,
-                    )
-                    loss.total.backward()
+                    with spread.micro_batch(last=turn == len(micros) - 1):
+                        loss = spread(
+                            **batch_tensors(micro, device),
+                            # over the targets of all ranks, whose gradients are averaged
+                            mlm_scale=ranks.size / max(counts.masked, 1),
+                            nsp_scale=ranks.size / counts.examples,
+                            masks=masks,
+                        )
+                        loss.total.backward()
                     losses[0] += loss.mlm
                     if loss.nsp is not None:
                         losses[1] += loss.nsp
                 clipped_from = clip_gradients(model.parameters(), settings.clip_norm)
                 # the one time a step that the host waits for the device
-                norm, mlm_loss, nsp_loss = torch.stack([clipped_from, *losses]).tolist()
+                norm, *own_losses = torch.stack([clipped_from, *losses]).tolist()
+                losses_of_all, (norm,) = ranks.agree(own_losses, (norm,))
+                mlm_loss, nsp_loss = (loss / ranks.size for loss in losses_of_all)
                 is_good = math.isfinite(norm + mlm_loss + nsp_loss)
                 if is_good:
                     factor = schedule.factor(state.step, progress)
@@ -197,13 +231,13 @@ def _pretrain(settings: PretrainSettings, out: Path) -> dict[str, Any]:
                 optimizer.zero_grad()
                 state.position, changed = batch.position, True
                 now = time.monotonic()
-                state.seconds = resumed_seconds + now - begun
-                count_work(state, model.config, batch, settings.paired, now - step_begun, machine.matmul_flops)
+                (stops,), (state.seconds,) = ranks.agree((interrupts.requested,), (resumed_seconds + now - begun,))
+                count_work(state, model.config, counts, squares, settings.paired, now - step_begun, matmul_flops)
 
                 if not is_good:
                     progress_line.say(f"warning: step {state.step + 1}: loss or gradient is not finite; batch skipped")
                     if state.bad_in_a_row >= MOST_BAD_STEPS:
-                        raise UserError(stop_message(out, f"{MOST_BAD_STEPS} steps in a row gave no finite gradient"))
+                        raise stop(f"{MOST_BAD_STEPS} steps in a row gave no finite gradient")
                 if used() >= 1:
                     break  # what follows is done at the end
 
@@ -213,16 +247,18 @@ def _pretrain(settings: PretrainSettings, out: Path) -> dict[str, Any]:
                     last_shown = now
                 elif now - last_shown >= MOST_SILENT_SECONDS and state.window.steps:
                     # slow steps: a person is told all the same, the log keeps its rhythm
-                    progress_line.show(state.step, window_metrics(state, machine.matmul_flops, settings.paired), used())
+                    progress_line.show(state.step, window_metrics(state, matmul_flops, settings.paired), used())
                     last_shown = now
                 if settings.eval.every and state.step % settings.eval.every == 0:
                     evaluate_held_out()
                 due = settings.checkpoint.every and state.step % settings.checkpoint.every == 0
-                late = settings.checkpoint.minutes and now - last_checkpoint >= 60 * settings.checkpoint.minutes
+                late = (
+                    settings.checkpoint.minutes and state.seconds - last_checkpoint >= 60 * settings.checkpoint.minutes
+                )
                 # a loss that runs away does not push out the checkpoints of when it was well
                 if ((due and state.step != saved_step) or late) and not state.divergence.strikes:
                     write_checkpoint()
-                if interrupts.requested:
+                if stops:
                     break
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
@@ -237,18 +273,21 @@ def _pretrain(settings: PretrainSettings, out: Path) -> dict[str, Any]:
                 loader.close()
 
         # -- the end: held-out loss, final state, model folder
-        if not interrupts.requested:
+        if not asked_to_stop():
             logged, evaluated = log_window(), evaluate_held_out()
             changed = changed or logged or evaluated
         if changed:
             write_checkpoint()
-        if interrupts.requested:
+        if asked_to_stop():
             say(f"interrupted: the run is saved at step {state.step:,}; the same command resumes it")
             raise KeyboardInterrupt
 
     model_folder = out / "model"
+    weights = whole_tensors(model.state_dict(), ranks)
+    if not ranks.is_first:
+        return {}
     with atomic_folder(model_folder) as partial:
-        save_model(partial, model, settings.objective)
+        save_model(partial, whole_model(model, weights), settings.objective)
         data.tokenizer.save(partial)
     plot_loss(out, data.ln_vocab, data.corpus.unigram_entropy)
     if state.evaluation and state.evaluation.mlm_loss > data.corpus.unigram_entropy:
@@ -259,7 +298,7 @@ def _pretrain(settings: PretrainSettings, out: Path) -> dict[str, Any]:
         )
     return summarize(settings, data, state, model_folder) | {
         "precision": machine.precision,
-        "resumed_from_step": None if resume_seconds is None or checkpoint is None else checkpoint.step,
+        "resumed_from_step": None if resume_seconds is None else resumed_step,
         "resume_seconds": None if resume_seconds is None else round(resume_seconds, 3),
     }
 
@@ -269,11 +308,22 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def count_work(state: RunState, config: BertConfig, batch: Batch, paired: bool, seconds: float, limit: float) -> None:
-    """Count a step's tokens, its useful arithmetic, its time, and what the machine could have computed in it."""
+def count_batch(batch: Batch, ranks: Ranks) -> tuple[BatchCounts, int]:
+    """What the whole batch holds, of which this rank has `batch`; and Σ length², what attention's work goes by."""
+    own = BatchCounts()
+    own.add(batch)
     lengths = batch.sequence_starts[1:] - batch.sequence_starts[:-1]
-    tokens, masked = len(batch.token_ids), len(batch.masked_labels)
-    flops = useful_flops(config, tokens, int((lengths**2).sum()), masked, len(batch) if paired else 0)
+    sums, _ = ranks.agree((*astuple(own), int((lengths**2).sum())))
+    *values, squares = map(int, sums)
+    return BatchCounts(*values), squares
+
+
+def count_work(
+    state: RunState, config: BertConfig, counts: BatchCounts, squares: int, paired: bool, seconds: float, limit: float
+) -> None:
+    """Count a step's tokens, its useful arithmetic, its time, and what the machines could have computed in it."""
+    tokens = counts.tokens
+    flops = useful_flops(config, tokens, squares, counts.masked, counts.examples if paired else 0)
     state.step_seconds += seconds
     state.flops += flops
     state.possible_flops += limit * seconds

@@ -85,6 +85,22 @@ class MetricsLog:
                 self._tensorboard.close()
 
 
+class NoMetricsLog(MetricsLog):
+    """For the ranks that write nothing."""
+
+    def __init__(self) -> None:
+        pass
+
+    def write(self, step: int, metrics: Mapping[str, Number]) -> None:
+        pass
+
+    def sync(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 def _finite(value: Number) -> Number:
     return value if value is None or math.isfinite(value) else None
 

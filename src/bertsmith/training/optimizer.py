@@ -113,12 +113,8 @@ class BertOptimizer:
             tensors |= {f"momentum_buffer.{name}": buffer for name, buffer in self._matrices.buffers().items()}
         return tensors
 
-    @torch.no_grad()
-    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Continue from what `state_tensors` gave; exact.
-
-        Raises UserError, and changes nothing, if the names or shapes are not those of this model and optimizer.
-        """
+    def check_state_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Raise UserError if the names, types or shapes are not those of this model and optimizer."""
         own = self.state_tensors()
         problems = [f"{name} is missing" for name in own if name not in tensors]
         problems += [f"{name} is not known" for name in tensors if name not in own]
@@ -133,7 +129,15 @@ class BertOptimizer:
                 f"the saved optimizer state does not fit this model and optimizer: {'; '.join(problems[:3])}{more}; "
                 "resume with the settings the run was started with"
             )
-        for name, tensor in own.items():
+
+    @torch.no_grad()
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Continue from what `state_tensors` gave; exact.
+
+        Raises UserError, and changes nothing, if they do not fit (see `check_state_tensors`).
+        """
+        self.check_state_tensors(tensors)
+        for name, tensor in self.state_tensors().items():
             if name != "step":
                 tensor.copy_(tensors[name])
         self.steps = int(tensors["step"])
@@ -190,6 +194,8 @@ def clip_gradients(parameters: Iterable[Parameter], max_norm: float | None) -> T
     norm = torch.nn.utils.get_total_norm(
         [parameter.grad for parameter in parameters if parameter.grad is not None], error_if_nonfinite=False
     )
+    if hasattr(norm, "full_tensor"):  # of gradients that are divided among ranks
+        norm = norm.full_tensor()
     if max_norm is not None:
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm

@@ -185,6 +185,13 @@ class PretrainSettings:
         default="auto", metadata={"help": "arithmetic; auto measures which is faster here", "flag": "--precision"}
     )
     device: Literal["auto", "cpu", "cuda"] = field(default="auto", metadata={"help": "where", "flag": "--device"})
+    parallel: Literal["ddp", "fsdp"] = field(
+        default="ddp",
+        metadata={
+            "help": "on torchrun's processes: a copy each, or (fsdp) a share each and activations computed again",
+            "flag": "--parallel",
+        },
+    )
     second_phase: SecondPhaseSettings = field(default_factory=SecondPhaseSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
@@ -220,6 +227,11 @@ class PretrainSettings:
             faults.append(f"warmup, steps: a warm-up of {self.warmup:.0f} steps is longer than the run of {self.steps}")
         if not 0 <= self.seed < 2**63:
             faults.append(f"seed: {self.seed} is not a number from 0 to 2^63 - 1")
+        if self.parallel == "fsdp" and self.optimizer.name == "muon":
+            faults.append(
+                "parallel, optimizer.name: fsdp divides every matrix among the processes and muon needs it whole; use "
+                "ddp or adamw"
+            )
         if not 0 <= self.schedule.floor < 1:
             faults.append(f"schedule.floor: {self.schedule.floor} is not a share from 0 to below 1")
         return faults
@@ -259,6 +271,7 @@ FREE_TO_CHANGE = (
     "minutes",
     "epochs",
     "device",
+    "parallel",
     "checkpoint.",
     "eval.",
     "log.",

@@ -15,14 +15,15 @@ from bertsmith.corpus.batches import BatchStream
 from bertsmith.corpus.masking import MaskingOptions, TokenizerInfo
 from bertsmith.corpus.shards import TokenCorpus, open_corpus
 from bertsmith.errors import UserError
-from bertsmith.hardware import Machine
+from bertsmith.hardware import Machine, prepare_machine
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import SIZES, BertConfig
 from bertsmith.model.weights import CONFIG, hugging_face_names, load_model, read_config
 from bertsmith.options import list_settings, load_recipe, load_settings
 from bertsmith.progress import say
 from bertsmith.text.tokenizer import BertTokenizer, load_tokenizer
-from bertsmith.training.checkpoint import Checkpoint
+from bertsmith.training.checkpoint import Checkpoint, find_newest_checkpoint
+from bertsmith.training.distributed import ALONE, Ranks
 from bertsmith.training.settings import FREE_TO_CHANGE, PretrainSettings
 from bertsmith.training.state import Arithmetic, RunState, warn_of_changes
 
@@ -222,6 +223,59 @@ def resume_model(
     return BertForPreTraining(BertConfig.from_dict(state.architecture), next_sentence=settings.paired), state
 
 
+@dataclass
+class Start:
+    """What a run starts from. On ranks but the first, `model` has no weights yet and `checkpoint` is None."""
+
+    model: BertForPreTraining
+    state: RunState
+    machine: Machine
+    checkpoint: Checkpoint | None
+    """Where weights and optimizer state are to be loaded from."""
+    resumed: bool
+
+
+def find_start(settings: PretrainSettings, data: TrainingData, out: Path, ranks: Ranks = ALONE) -> Start:
+    """A new run, or the newest complete checkpoint of the one in `out`, as the first rank finds it.
+
+    Raises UserError for checkpoints or settings that do not fit, and for ranks with different corpora.
+    """
+    start = None
+    with ranks.alike():
+        if ranks.is_first:
+            start = _find_start(settings, data, out)
+    if ranks.size == 1:
+        assert start is not None
+        return start
+    found = ranks.share(
+        None if start is None else (start.state.as_dict(), start.machine.precision, start.checkpoint is not None)
+    )
+    with ranks.alike():
+        if start is None:
+            values, precision, resumed = found
+            state = RunState.from_dict(values)
+            if state.corpus_sha256 != data.corpus.sha256:
+                raise UserError(f"data: {settings.data} is not the same corpus here as on the first rank's machine")
+            model = BertForPreTraining(BertConfig.from_dict(state.architecture), next_sentence=settings.paired)
+            start = Start(model, state, prepare_machine(settings.device, precision), None, resumed)
+    return start
+
+
+def _find_start(settings: PretrainSettings, data: TrainingData, out: Path) -> Start:
+    checkpoint, broken = find_newest_checkpoint(out)
+    for message in broken:
+        say(f"warning: {message}")
+    if checkpoint is None:
+        model, state = build_model(settings, data), RunState(corpus_sha256=data.corpus.sha256)
+        state.architecture = model.config.to_dict()
+        return Start(model, state, prepare_machine(settings.device, settings.precision), None, False)
+    model, state = resume_model(settings, data, checkpoint)
+    machine = prepare_machine(settings.device, state.arithmetic.precision if state.arithmetic else "auto")
+    say(f"resuming from {checkpoint.folder} (step {state.step:,}), in {machine.precision} as the run began")
+    check_continuation(out, settings, state)
+    return Start(model, state, machine, checkpoint, True)
+
+
 def training_streams(settings: PretrainSettings, data: TrainingData) -> dict[int, BatchStream]:
     """Batches of the training documents by sequence length, for each length the run will come to.
 
@@ -274,17 +328,23 @@ def evaluation_stream(settings: PretrainSettings, data: TrainingData) -> BatchSt
         return None
 
 
-def micro_batch_size(settings: PretrainSettings, max_length: int, device: torch.device) -> int:
-    """Sequences that go through the model at once."""
+def micro_batch_size(settings: PretrainSettings, max_length: int, device: torch.device, ranks: int = 1) -> int:
+    """Sequences that go through the model at once; no more than leave something for every rank."""
+    share = math.ceil(settings.batch_size / ranks)
     if settings.micro_batch_size is not None:
-        return min(settings.micro_batch_size, settings.batch_size)
-    return min(settings.batch_size, max(1, _MICRO_TOKENS[device.type] // max_length))
+        return min(settings.micro_batch_size, share)
+    most = max(1, _MICRO_TOKENS[device.type] // max_length)
+    if ranks == 1:
+        return min(share, most)
+    return math.ceil(share / math.ceil(share / most))  # all ranks get as many, of about the same size
 
 
-def take_machine(state: RunState, settings: PretrainSettings, machine: Machine) -> None:
+def take_machine(state: RunState, settings: PretrainSettings, machine: Machine, ranks: int = 1) -> None:
     """Note in `state` what rounding depends on here, and say so if the run began with something else."""
-    now = Arithmetic.of(machine)
+    now = Arithmetic.of(machine, ranks)
     before, state.arithmetic = state.arithmetic, now
     warn_of_changes(before, now)
     if settings.micro_batch_size is not None or (before is not None and before.device != now.device):
         state.micro_batch_size = 0  # to be chosen anew
+    if ranks > 1 and state.micro_batch_size > math.ceil(settings.batch_size / ranks):
+        state.micro_batch_size = 0  # would leave a rank without work

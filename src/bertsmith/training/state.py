@@ -81,9 +81,10 @@ class Arithmetic:
     instructions: str
     """The widest vector instructions PyTorch uses on this CPU."""
     torch: str
+    ranks: int = 1
 
     @classmethod
-    def of(cls, machine: Machine) -> "Arithmetic":
+    def of(cls, machine: Machine, ranks: int = 1) -> "Arithmetic":
         """What it is here and now."""
         on_cpu = machine.device.type == "cpu"
         return cls(
@@ -92,6 +93,7 @@ class Arithmetic:
             threads=torch.get_num_threads(),
             instructions=torch.backends.cpu.get_cpu_capability(),
             torch=torch.__version__,
+            ranks=ranks,
         )
 
     def differences(self, now: "Arithmetic") -> str:
@@ -240,10 +242,15 @@ def _lock(file: BinaryIO, out: Path) -> None:
 
 
 class Interrupts:
-    """Ctrl-C and SIGTERM ask for a stop at the next step's end (`requested`); a second one stops at once."""
+    """Ctrl-C and SIGTERM ask for a stop at the next step's end (`requested`); a second one stops at once.
 
-    def __init__(self) -> None:
+    `patient`: a second one changes nothing. torchrun hands on a signal that its processes may have got themselves, and
+    has its own means against one that does not end.
+    """
+
+    def __init__(self, patient: bool = False) -> None:
         self.requested = False
+        self.patient = patient
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupts":
@@ -261,6 +268,6 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _take(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        if self.requested and not self.patient:
             raise KeyboardInterrupt
         self.requested = True
