@@ -1,6 +1,7 @@
 """`--ray`: the bytes of the local pool, whatever dies on the way, and texts and corpus on object storage."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -181,8 +182,11 @@ def test_a_killed_worker_and_a_killed_driver_change_nothing(
     assert driver.poll() is None
     cluster = descendants(driver.pid)
     driver.kill()
-    errors = driver.communicate(timeout=60)[1].decode()
+    output, errors = (text.decode() for text in driver.communicate(timeout=60))
+    assert output == "", "what Ray says of its workers does not go to stdout"
     assert "Ray: A worker died or was killed" in errors
+    # Ray's two agents look for their parent once a minute only
+    cluster = {pid: command for pid, command in cluster.items() if "Agent" not in command}
     wait_for(lambda: not processes().keys() & cluster.keys())
 
     # the record is the same for both pools, and the local one starts sooner
@@ -220,9 +224,74 @@ def test_a_cluster_by_its_address(tmp_path: Path, ray_folder: str, monkeypatch: 
         assert done.json["workers"] == 2
         assert "Ray: 1 machine, 3 processors; 2 tasks at a time" in done.err
         assert folder_bytes(tmp_path / "one") == folder_bytes(tmp_path / "local")
+
+        taken = 0
+
+        def items() -> Iterator[float]:
+            nonlocal taken
+            for number in range(30):
+                taken += 1
+                yield 0.3 * (number % 10 == 0)
+
+        with make_pool(2, address) as pool:
+            assert list(pool.map_in_order(math.sqrt, range(30))) == [math.sqrt(number) for number in range(30)]
+            for done, _ in enumerate(pool.map_in_order(time.sleep, items()), start=1):
+                assert taken <= done + 2 * 2 + 1, "results wait for the first of them: no more are made"
+            assert taken == done == 30
+            with pytest.raises(ValueError, match=r"math domain error|nonnegative"):
+                list(pool.map_in_order(math.sqrt, [1, -1]))
     finally:
         cluster.kill()
         cluster.wait()
+
+
+@pytest.mark.slow
+def test_a_machine_that_dies_changes_nothing(
+    tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster of two machines (two of Ray's node processes on this one), of which one is killed in the middle."""
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    script = (
+        "import sys\n"
+        "from ray.cluster_utils import Cluster\n"
+        "cluster = Cluster(initialize_head=True, head_node_args={'num_cpus': 1, 'include_dashboard': False})\n"
+        "other = cluster.add_node(num_cpus=1)\n"
+        "print(cluster.address, flush=True)\n"
+        "sys.stdin.readline()\n"
+        "cluster.remove_node(other, allow_graceful=False)\n"
+        "print('removed', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "cluster.shutdown()\n"
+    )
+    arguments: dict[str, Any] = {
+        "inputs": [write_long_corpus(tmp_path / "long.jsonl", 12)],
+        "tokenizer": str(tokenizer_folder),
+        "out": str(tmp_path / "corpus"),
+        "chunk_characters": 200_000,
+        "shard_tokens": 200_000,
+    }
+    with subprocess.Popen([sys.executable, "-c", script], stdin=-1, stdout=-1, text=True) as cluster:
+        assert cluster.stdin
+        assert cluster.stdout
+        try:
+            lines = iter(cluster.stdout.readline, "")
+            address = next(line.strip() for line in lines if line.startswith("127.0.0.1:"))
+            driver = run_prepare(arguments | {"ray": address})
+            wait_for(lambda: list(tmp_path.glob(".*/unfinished/*-*.json")))
+            cluster.stdin.write("now\n")
+            cluster.stdin.flush()
+            assert any(line.strip() == "removed" for line in lines)
+            assert driver.poll() is None
+            output, errors = (text.decode() for text in driver.communicate(timeout=300))
+            assert json.loads(output or errors)["workers"] == 2
+            assert "Ray: 2 machines, 2 processors" in errors
+            assert errors.count("Ray: ") > 1, "that it died is told"
+        finally:
+            cluster.stdin.close()
+            cluster.wait(timeout=60)
+    prepare_corpus(**(arguments | {"out": tmp_path / "whole", "workers": 1}))
+    assert folder_bytes(tmp_path / "corpus") == folder_bytes(tmp_path / "whole")
 
 
 def test_mistakes_are_one_sentence_in_bounded_time(
