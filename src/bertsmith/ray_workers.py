@@ -11,6 +11,7 @@ import io
 import logging
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -179,6 +180,7 @@ class RayPool:
             os.rmdir(folder)
             folder = tempfile.mkdtemp(prefix="bertsmith-ray-", dir="/tmp")
         self._folder = Path(folder)
+        use_token()
         # Ray's own switch for "no cluster of several machines": its servers then listen on 127.0.0.1 alone. It is read
         # on import.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
@@ -215,6 +217,11 @@ class RayPool:
                 f"--ray {self.address}: no Ray cluster answered within {CONNECT_SECONDS} seconds; is this its head's"
                 " port (6379 as a rule), and is this machine part of the cluster (`ray status`)?"
             ) from None
+        if b"InvalidAuthToken" in probe.stderr:
+            raise UserError(
+                f"--ray {self.address}: this cluster asks for a token; set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or"
+                " RAY_AUTH_TOKEN_PATH to what its head has (~/.ray/auth_token there)"
+            )
         if probe.returncode:
             said = probe.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
             raise UserError(f"--ray {self.address}: this cluster cannot be used from here: {said}")
@@ -233,6 +240,16 @@ class RayPool:
         finally:
             if main_thread:  # Ray puts its own there, which would end the command without cleaning up
                 signal.signal(signal.SIGTERM, before)
+
+
+def use_token() -> None:
+    """A secret for the clusters that this process starts: other users of the machine reach its loopback as well.
+
+    Left alone, recent releases of Ray write one into the user's home; earlier ones have none.
+    """
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
 class _RayLinesAside(io.TextIOBase):

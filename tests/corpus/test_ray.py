@@ -208,6 +208,7 @@ def test_a_cluster_by_its_address(tmp_path: Path, ray_folder: str, monkeypatch: 
     build_vocabulary([source], tmp_path / "local", size=200, workers=2, chunk_characters=50_000)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # loopback
+    ray_workers.use_token()  # not taken back: Ray keeps it for as long as a process lives
     start = (
         "import sys, time, ray\n"
         "ray.init(num_cpus=3, num_gpus=0, include_dashboard=False, log_to_driver=False, _temp_dir=sys.argv[1])\n"
@@ -252,6 +253,7 @@ def test_a_machine_that_dies_changes_nothing(
     """A cluster of two machines (two of Ray's node processes on this one), of which one is killed in the middle."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    ray_workers.use_token()
     script = (
         "import sys\n"
         "from ray.cluster_utils import Cluster\n"
@@ -277,6 +279,9 @@ def test_a_machine_that_dies_changes_nothing(
         try:
             lines = iter(cluster.stdout.readline, "")
             address = next(line.strip() for line in lines if line.startswith("127.0.0.1:"))
+            prepare = ("prepare", *arguments["inputs"], "--tokenizer", tokenizer_folder, "--out", tmp_path / "no")
+            refused = bertsmith_process(*prepare, "--ray", address, env={"RAY_AUTH_TOKEN": "0" * 64})
+            assert "this cluster asks for a token; set RAY_AUTH_MODE=token" in refused.mistake
             driver = run_prepare(arguments | {"ray": address})
             wait_for(lambda: list(tmp_path.glob(".*/unfinished/*-*.json")))
             cluster.stdin.write("now\n")
