@@ -99,7 +99,9 @@ def run(argv: Sequence[str]) -> None:
         from bertsmith.storage import check_out
         from bertsmith.text.streams import is_url
 
-        if not is_url(args.out):
+        if own_rank():
+            pass  # the first of the processes writes
+        elif not is_url(args.out):
             check_out(Path(args.out), folder=True)
         elif not command.remote_out:
             raise UserError(f"--out {args.out}: {name} writes to folders of this machine only; give a plain path")

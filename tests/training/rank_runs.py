@@ -50,7 +50,7 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def run_ranks(size: int, job: Callable[..., Any], *arguments: Any, timeout: float = 60) -> list[Ending]:
+def run_ranks(size: int, job: Callable[..., Any], *arguments: Any, timeout: float = 150) -> list[Ending]:
     """`job(*arguments)` on `size` ranks at once. A rank that is killed or silent for `timeout` seconds is an error."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
@@ -83,7 +83,7 @@ def _be_rank(
     rank: int, size: int, port: int, sender: Connection, job: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
     from bertsmith import hardware
-    from bertsmith.training import distributed
+    from bertsmith.training import ranks as ranks_module
 
     os.environ |= {
         "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1",
@@ -91,7 +91,7 @@ def _be_rank(
     }  # fmt: skip
     torch.set_num_threads(1)
     hardware.measure_matmul = lambda device, dtype: 1e11 if dtype is torch.float32 else 9e10
-    distributed.LINGER_SECONDS = 0.0
+    ranks_module.LINGER_SECONDS = 0.0
     value = error = None
     begun = time.monotonic()
     with tempfile.TemporaryFile() as said:
@@ -131,8 +131,8 @@ def train_rank(corpus: Path, out: Path, changes: dict[str, Any], prepare: Callab
     """Pre-train as `made_runs.train` does, as one of several ranks: {summary, rows}. `prepare(probe, rank)` first."""
     from made_runs import Probe, make_settings
 
-    from bertsmith.training.distributed import join_ranks, share_settings
     from bertsmith.training.loop import pretrain
+    from bertsmith.training.ranks import join_ranks, share_settings
 
     probe = Probe(Patch())
     with join_ranks() as ranks:

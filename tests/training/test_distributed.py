@@ -21,7 +21,8 @@ from bertsmith.model.weights import load_model
 from bertsmith.rank import local_rank, own_rank, world_size
 from bertsmith.training import loop
 from bertsmith.training.checkpoint import find_newest_checkpoint
-from bertsmith.training.distributed import ALONE, join_ranks, spread_model
+from bertsmith.training.distributed import spread_model
+from bertsmith.training.ranks import ALONE, join_ranks
 from command_line import bertsmith
 
 # accumulation and dropout; held-out examples that no number of ranks divides

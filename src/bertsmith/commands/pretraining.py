@@ -36,8 +36,8 @@ def add_pretrain(parser: CommandParser) -> None:
 
 def run_pretrain(args: argparse.Namespace, pairs: Pairs) -> Summary:
     from bertsmith.options import load_recipe
-    from bertsmith.training.distributed import join_ranks, share_settings
     from bertsmith.training.loop import pretrain
+    from bertsmith.training.ranks import join_ranks, share_settings
     from bertsmith.training.settings import PretrainSettings
     from bertsmith.training.setup import CONFIG_FILE, run_settings
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bertsmith.corpus.batches import Batch
 from bertsmith.model.bert import BertForPreTraining
-from bertsmith.training.distributed import ALONE, Ranks
+from bertsmith.training.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True)

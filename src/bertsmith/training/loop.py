@@ -24,10 +24,11 @@ from bertsmith.options import settings_to_toml
 from bertsmith.progress import say
 from bertsmith.storage import atomic_folder, write_text
 from bertsmith.training.checkpoint import find_newest_checkpoint, save_checkpoint
-from bertsmith.training.distributed import ALONE, Ranks, load_optimizer, spread_model, whole_model, whole_tensors
+from bertsmith.training.distributed import load_optimizer, spread_model, whole_model, whole_tensors
 from bertsmith.training.evaluation import batch_tensors, evaluate
 from bertsmith.training.metrics_log import MetricsLog, NoMetricsLog, ProgressLine, describe_references, plot_loss
 from bertsmith.training.optimizer import BertOptimizer, clip_gradients
+from bertsmith.training.ranks import ALONE, Ranks
 from bertsmith.training.schedule import phase_of
 from bertsmith.training.settings import PretrainSettings
 from bertsmith.training.setup import (
@@ -54,7 +55,7 @@ EXAMPLE_LEGEND = (
 def pretrain(settings: PretrainSettings, out: Path, ranks: Ranks = ALONE) -> dict[str, Any]:
     """Pre-train as `settings` say, in the run folder `out`, resuming what is there; returns the JSON summary.
 
-    Several processes (`ranks`, see distributed.py) call it together with the same settings; all but the first one
+    Several processes (`ranks`, see ranks.py) call it together with the same settings; all but the first one
     return {}. Batches, their order and their masks do not depend on how many there are, losses by rounding only;
     dropout masks depend on `micro_batch_size`, whose default does depend on it.
 

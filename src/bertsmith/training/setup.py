@@ -23,7 +23,7 @@ from bertsmith.options import list_settings, load_recipe, load_settings
 from bertsmith.progress import say
 from bertsmith.text.tokenizer import BertTokenizer, load_tokenizer
 from bertsmith.training.checkpoint import Checkpoint, find_newest_checkpoint
-from bertsmith.training.distributed import ALONE, Ranks
+from bertsmith.training.ranks import ALONE, Ranks
 from bertsmith.training.settings import FREE_TO_CHANGE, PretrainSettings
 from bertsmith.training.state import Arithmetic, RunState, warn_of_changes
 

@@ -1,0 +1,238 @@
+"""Whole jobs: torchrun starts the processes, one is killed or all are asked to stop, and what is left goes on."""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+from made_runs import checkpoint_steps, log_lines
+from rank_runs import free_port
+
+from bertsmith.training.metrics_log import read_metrics
+from command_line import bertsmith
+
+pytestmark = pytest.mark.slow
+FLAGS = [
+    "--model", "tiny", "--batch-size", "4", "--micro-batch-size", "2", "--max-length", "32", "--precision", "fp32",
+    "--log.examples", "0", "--log.every", "1", "--eval.every", "0", "--eval.examples", "8", "--checkpoint.every", "5",
+    "--checkpoint.minutes", "0", "--schedule.decay", "constant", "--warmup", "2",
+]  # fmt: skip
+
+
+@dataclass
+class Job:
+    """One torchrun and what it says."""
+
+    process: "subprocess.Popen[bytes]"
+    out: IO[bytes]
+
+    def workers(self) -> dict[int, int]:
+        """The process ids of its ranks, by rank."""
+        found = {}
+        for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
+            with contextlib.suppress(OSError):
+                variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+                found |= {int(v[5:]): int(child) for v in variables if v.startswith(b"RANK=")}
+        return found
+
+    def kill_worker(self) -> None:
+        """SIGKILL for the rank with the highest number."""
+        os.kill(max(self.workers().items())[1], signal.SIGKILL)
+
+    def wait(self, seconds: float) -> str:
+        """Wait for its end; what was said by all."""
+        self.process.wait(seconds)
+        return self.said()
+
+    def said(self) -> str:
+        self.out.seek(0)
+        return self.out.read().decode("utf-8", "replace")
+
+    def wait_until(self, condition: Any, what: str) -> None:
+        """Wait for `condition()`, 120 seconds at most."""
+        deadline = time.monotonic() + 120
+        while not condition():
+            assert self.process.poll() is None, self.said()
+            assert time.monotonic() < deadline, f"{what} does not come: {self.said()}"
+            time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def started(
+    folder: Path, launcher: list[str], arguments: list[str], before: tuple[str, ...] = (), **variables: str
+) -> Iterator[Job]:
+    """`torchrun LAUNCHER -m bertsmith pretrain ARGUMENTS`; nothing of it is left afterwards."""
+    command = [*before, sys.executable, "-m", "torch.distributed.run", *launcher, "-m", "bertsmith", "pretrain"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | variables
+    with (folder / f"said-{time.monotonic_ns()}.txt").open("w+b") as out:
+        process = subprocess.Popen(
+            [*command, *arguments, *FLAGS], stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment
+        )
+        job = Job(process, out)
+        workers: dict[int, int] = {}
+        try:
+            yield job
+            with contextlib.suppress(OSError):
+                workers = job.workers()
+        finally:
+            for number in (process.pid, *workers.values()):
+                if process.poll() is None or number != process.pid:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(number, signal.SIGKILL)
+            process.wait()
+
+
+def on_this_machine(ranks: int, *more: str) -> list[str]:
+    """torchrun's options; the rendezvous is at 127.0.0.1."""
+    return [f"--nproc-per-node={ranks}", "--master-addr=127.0.0.1", f"--master-port={free_port()}", *more]
+
+
+def test_a_killed_rank_ends_the_job_and_a_restart_goes_on(corpus: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    arguments = ["--data", str(corpus), "--out", str(run), "--steps", "400"]
+    with started(tmp_path, on_this_machine(2, "--max-restarts=1"), arguments) as job:
+        job.wait_until(lambda: len(checkpoint_steps(run)) > 1, "a checkpoint")
+        first = job.workers()
+        job.kill_worker()
+        job.wait_until(lambda: "resuming from" in job.said(), "the restart")
+        assert set(job.workers().values()).isdisjoint(first.values())
+        at = checkpoint_steps(run)[-1]
+        job.wait_until(lambda: checkpoint_steps(run)[-1] > at, "the next checkpoint")
+        job.kill_worker()
+        killed = time.monotonic()
+        said = job.wait(60)
+        assert time.monotonic() - killed < 20
+        assert job.process.returncode != 0
+    assert "another process of this job ended in the middle of the work" in said
+    assert re.search(r"Root Cause.*rank\s+: 1 .*exitcode\s+: -9 ", said, re.DOTALL), said
+    ours = said.partition("Traceback")[0]  # torchrun's own, about the child that failed
+    assert "fault of bertsmith" not in said, said
+    assert "rank 1 of 2" not in ours
+    # what is left goes on, on one process, as if nothing had been
+    last = checkpoint_steps(run)[-1]
+    whole = tmp_path / "whole"
+    for out in (run, whole):
+        arguments[3:] = [str(out), "--steps", str(last + 3)]
+        assert bertsmith("pretrain", *arguments, *FLAGS).code == 0
+    lines, expected = log_lines(run), log_lines(whole)
+    assert [line["tokens"] for line in lines if "loss" in line] == [
+        line["tokens"] for line in expected if "loss" in line
+    ]
+    assert lines[-2]["loss"] == pytest.approx(expected[-2]["loss"], rel=1e-3)
+
+
+def test_sigterm_to_torchrun_saves_and_ends(corpus: Path, tmp_path: Path) -> None:
+    """As Slurm and spot machines do."""
+    run = tmp_path / "run"
+    with started(tmp_path, on_this_machine(2), ["--data", str(corpus), "--out", str(run), "--steps", "4000"]) as job:
+        job.wait_until(lambda: (run / "metrics.jsonl").is_file() and len(read_metrics(run)) > 7, "a few steps")
+        job.process.send_signal(signal.SIGTERM)
+        said = job.wait(60)
+    saved = re.search(r"interrupted: the run is saved at step (\d+)", said)
+    assert saved, said
+    assert checkpoint_steps(run)[-1] == int(saved[1])
+    assert said.count("bertsmith: interrupted") <= 1
+    assert "fault of bertsmith" not in said
+
+
+def test_a_mistake_is_one_sentence(tmp_path: Path) -> None:
+    """In the settings, found by every process, and in the command, found before they know of each other."""
+    for arguments, sentence in (
+        (["--data", str(tmp_path / "none"), "--steps", "3"], "does not exist"),
+        (["--data", str(tmp_path), "--stepz", "3"], "--stepz"),
+    ):
+        with started(tmp_path, on_this_machine(2), ["--out", str(tmp_path / "run"), *arguments]) as job:
+            said = job.wait(60)
+        assert job.process.returncode == 1
+        assert re.search(r"Root Cause.*rank\s+: 0 .*exitcode\s+: 2 ", said, re.DOTALL), said
+        sentences = [line for line in said.splitlines() if line.startswith("bertsmith: ")]
+        assert len(sentences) == 1, said
+        assert sentence in sentences[0]
+    assert not (tmp_path / "run").exists()
+
+
+# --- two machines: two network namespaces with a cable between them
+
+
+@dataclass
+class Machines:
+    """Names of two network namespaces; each has one address, 10.77.0.1 and 10.77.0.2, and no loopback in common."""
+
+    names: tuple[str, str]
+
+    def run(self, number: int) -> tuple[str, ...]:
+        return ("ip", "netns", "exec", self.names[number])
+
+
+@pytest.fixture
+def machines() -> Iterator[Machines]:
+    """Skipped where namespaces cannot be made."""
+    if shutil.which("ip") is None:
+        pytest.skip("needs ip (Debian's iproute2) to make network namespaces")
+    names = (f"bert-a-{os.getpid()}", f"bert-b-{os.getpid()}")
+
+    def ip(*arguments: str) -> None:
+        done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"network namespaces cannot be made here: ip {' '.join(arguments)}: {done.stderr.strip()}")
+
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("-n", names[0], "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", names[1])
+        for number, name in enumerate(names, 1):
+            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", "cable")
+            ip("-n", name, "link", "set", "cable", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield Machines(names)
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def test_two_machines(machines: Machines, corpus: Path, tmp_path: Path) -> None:
+    """They meet at torchrun's rendezvous. A worker is killed: all go on from the checkpoint; again: both jobs end."""
+    run = tmp_path / "run"
+    arguments = ["--data", str(corpus), "--out", str(run), "--steps", "4000"]
+    with contextlib.ExitStack() as stack:
+        jobs = [
+            stack.enter_context(
+                started(
+                    tmp_path,
+                    [
+                        "--nnodes=2", "--nproc-per-node=1", "--max-restarts=1", "--rdzv-backend=c10d", "--rdzv-id=test",
+                        "--rdzv-endpoint=10.77.0.1:29477", f"--local-addr=10.77.0.{number + 1}",
+                        # the two have one host name here, by which torchrun would find out whose address that is
+                        f"--rdzv-conf=is_host={1 - number}",
+                    ],
+                    arguments,
+                    machines.run(number),
+                    GLOO_SOCKET_IFNAME="cable",
+                )
+            )
+            for number in (0, 1)
+        ]  # fmt: skip
+        jobs[0].wait_until(lambda: len(checkpoint_steps(run)) > 1, "a checkpoint")
+        jobs[1].kill_worker()
+        jobs[0].wait_until(lambda: any("resuming from" in job.said() for job in jobs), "the restart")
+        at = checkpoint_steps(run)[-1]
+        jobs[0].wait_until(lambda: checkpoint_steps(run)[-1] > at, "the next checkpoint")
+        jobs[1].kill_worker()
+        killed = time.monotonic()
+        for job in jobs:
+            said = job.wait(60)
+            assert job.process.returncode != 0, said
+            assert "fault of bertsmith" not in said, said
+        assert time.monotonic() - killed < 30
+    last = checkpoint_steps(run)[-1]
+    assert bertsmith("pretrain", *arguments[:-1], last + 3, *FLAGS, "--json").json["resumed_from_step"] == last
+    assert [line["step"] for line in log_lines(run) if "loss" in line] == list(range(1, last + 4))
