@@ -55,7 +55,7 @@ def sorted_rows(batches: list[Any]) -> list[list[tuple[Any, ...]]]:
 def test_any_number_of_ranks_is_the_same_run(corpus: Path, tmp_path: Path, probe: Any, kind: str) -> None:
     options = USUAL if kind == "mlm+nsp" else USUAL | {"objective": "mlm", "optimizer__name": "muon", "steps": 3}
     whole = train(corpus, tmp_path / "one", **options)
-    for size in (2, 4):
+    for size in (2, 4) if kind == "mlm+nsp" else (2,):
         out = tmp_path / f"on {size}"
         endings = run_ranks(size, train_rank, corpus, out, options)
         assert joined_rows(endings) == sorted_rows(probe.batches)
@@ -135,17 +135,8 @@ def test_fsdp_and_muon(corpus: Path, tmp_path: Path) -> None:
 # --- checkpoints
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        # (ranks, how, steps it is to reach)
-        [(2, "ddp", 3), (1, "ddp", 6), (4, "ddp", 9)],
-        [(2, "fsdp", 3), (4, "ddp", 6), (2, "fsdp", 9)],
-    ],
-)
-def test_saved_on_some_ranks_and_resumed_on_others(
-    corpus: Path, tmp_path: Path, probe: Any, parts: list[tuple[int, str, int]]
-) -> None:
+def test_saved_on_some_ranks_and_resumed_on_others(corpus: Path, tmp_path: Path, probe: Any) -> None:
+    parts = [(2, "fsdp", 3), (4, "ddp", 5), (1, "ddp", 6), (2, "fsdp", 8)]  # ranks, how, the step they are to reach
     options = USUAL | {"schedule__decay": "constant", "eval__every": 0}
     train(corpus, tmp_path / "whole", **options | {"steps": parts[-1][2]})
     expected = sorted_rows(probe.batches)
