@@ -9,8 +9,9 @@ import pytest
 import torch
 from small_models import SMALL, make_bert, make_encoder
 
-from bertsmith.inference.encoder import Sequences, fill_up, ranges
+from bertsmith.inference.encoder import Sequences, ranges
 from bertsmith.inference.loaded import LoadedModel
+from bertsmith.model.layers import fill_up
 
 
 def make_sequences(lengths: list[int], segments: bool = False) -> Sequences:

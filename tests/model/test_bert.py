@@ -149,6 +149,30 @@ def test_linear_cross_entropy_equals_the_plain_one(rows: int) -> None:
         torch.testing.assert_close(ours, plain, atol=1e-5, rtol=1e-5)
     with torch.no_grad():
         torch.testing.assert_close(linear_cross_entropy(hidden, weight, bias, labels, 1 / rows), loss.detach())
+    # rows past the labels count for nothing
+    more = torch.cat([hidden.detach(), torch.randn(9, 24, generator=source)]).requires_grad_()
+    longer = linear_cross_entropy(more, weight, bias, labels, 1 / rows)
+    torch.testing.assert_close(longer, loss)
+    grads = torch.autograd.grad(longer * 3, (more, weight, bias))
+    torch.testing.assert_close(grads[0][:rows], expected[0], atol=1e-5, rtol=1e-5)
+    assert not grads[0][rows:].any()
+    for ours, plain in zip(grads[1:], expected[1:], strict=True):
+        torch.testing.assert_close(ours, plain, atol=1e-5, rtol=1e-5)
+
+
+def test_rows_past_the_tokens_get_no_context_and_no_gradient() -> None:
+    from bertsmith.model.attention import attend, plan_attention
+
+    for lengths in ([4, 4], [5, 3, 6]):
+        plan = plan_attention(make_packed(lengths).sequence_starts)
+        qkv = torch.randn(sum(lengths) + 7, 24, requires_grad=True)
+        context = attend(qkv, plan, 2, 0.3, DropoutMasks((4, 2)))
+        same = attend(qkv[: sum(lengths)], plan, 2, 0.3, DropoutMasks((4, 2)))
+        assert torch.equal(context[: sum(lengths)], same)
+        assert not context[sum(lengths) :].any()
+        (gradient,) = torch.autograd.grad(context.sum(), qkv)
+        assert gradient[: sum(lengths)].any()
+        assert not gradient[sum(lengths) :].any()
 
 
 def test_attention_gradients_with_dropout_equal_finite_differences() -> None:

@@ -1,7 +1,5 @@
 """A small real corpus, made once a session, and the probe into the training loop."""
 
-import gzip
-import json
 from pathlib import Path
 
 import pytest
@@ -10,16 +8,7 @@ from made_runs import Probe
 
 from bertsmith import hardware
 from bertsmith.corpus.prepare import prepare_corpus
-from bertsmith.demo_text import demo_text_paths
 from bertsmith.text.vocabulary import build_vocabulary
-
-
-def demo_rows(name: str, first: int, end: int) -> str:
-    """Documents of a file of the demo's text, as JSON lines."""
-    path = next(path for path in demo_text_paths() if Path(path).name.startswith(name))
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        texts = [json.loads(line)["text"] for line in file][first:end]
-    return "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,8 @@
 """Runs small enough for tests: settings, a probe that looks into the loop, and what is compared afterwards."""
 
+import gzip
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from torch.nn import Parameter
 
 from bertsmith.corpus.batches import Batch
 from bertsmith.corpus.loader import PrefetchingLoader
+from bertsmith.demo_text import demo_text_paths
 from bertsmith.options import Recipe
 from bertsmith.training import loop
 from bertsmith.training.metrics_log import read_metrics
@@ -134,3 +137,11 @@ def file_digests(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and "tensorboard" not in path.parts
     }
+
+
+def demo_rows(name: str, first: int, end: int) -> str:
+    """Documents of a file of the demo's text, as JSON lines."""
+    path = next(path for path in demo_text_paths() if Path(path).name.startswith(name))
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        texts = [json.loads(line)["text"] for line in file][first:end]
+    return "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from made_runs import Crash, Probe, checkpoint_steps, log_lines, results, train
+from made_runs import Crash, Probe, checkpoint_steps, demo_rows, log_lines, results, train
 from torch.nn import Parameter
 
 from bertsmith.corpus.batches import Batch
@@ -520,7 +520,6 @@ sys.exit(main(["pretrain", "--data", f"{out}/corpus", "--out", f"{out}/run", "--
 
 
 def test_the_whole_way_under_another_locale(tmp_path: Path) -> None:
-    from conftest import demo_rows
 
     text = tmp_path / "文.jsonl"
     text.write_text(demo_rows("chinese", 0, 12) + demo_rows("english", 0, 2), encoding="utf-8")

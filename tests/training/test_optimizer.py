@@ -185,10 +185,22 @@ def test_orthogonalization_equals_the_published_iteration(shape: tuple[int, int]
         assert (_iterate_in_bf16(matrices).double() - expected).abs().max() < 0.02
 
 
-def test_orthogonalization_of_nothing_is_nothing() -> None:
-    assert torch.equal(orthogonalize(torch.zeros(1, 4, 8)), torch.zeros(1, 4, 8))
-    values = torch.linalg.svdvals(orthogonalize(torch.eye(16)[None] * 1e-5)[0])
+@pytest.mark.parametrize("arithmetic", [torch.float32, torch.bfloat16])
+def test_orthogonalization_of_nothing_is_nothing(arithmetic: torch.dtype) -> None:
+    assert torch.equal(orthogonalize(torch.zeros(1, 4, 8), arithmetic).float(), torch.zeros(1, 4, 8))
+    values = torch.linalg.svdvals(orthogonalize(torch.eye(16)[None] * 1e-5, arithmetic)[0].float())
     assert 0.6 < values.min() <= values.max() < 1.25
+
+
+def test_muon_computes_in_the_arithmetic_it_is_given() -> None:
+    weights = {}
+    for arithmetic in (torch.float32, torch.bfloat16):
+        model = make_model()
+        settings = OptimizerSettings("muon", learning_rate=0.01)
+        train(model, BertOptimizer(model.named_parameters(), settings, arithmetic=arithmetic), 0, 3)
+        weights[arithmetic] = torch.cat([p.detach().flatten() for n, p in model.named_parameters() if "layer" in n])
+    assert not torch.equal(*weights.values())
+    torch.testing.assert_close(*weights.values(), rtol=0, atol=2e-3)
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])

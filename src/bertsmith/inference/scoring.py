@@ -19,11 +19,12 @@ from torch.nn import functional as F
 
 from bertsmith.errors import UserError, one_of
 from bertsmith.inference.embed import check_output, check_rows, read_text_rows, say_empty, say_losses
-from bertsmith.inference.encoder import Encoder, Sequences, fill_up, pack_sequences, ranges
+from bertsmith.inference.encoder import Encoder, Sequences, pack_sequences, ranges
 from bertsmith.inference.features import split_chunks
 from bertsmith.inference.row_writer import find_ending, open_row_writer
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.heads import ROWS_AT_ONCE
+from bertsmith.model.layers import fill_up
 from bertsmith.progress import Progress, say
 from bertsmith.tasks.batches import group_by_tokens
 from bertsmith.tasks.examples import EncodingReport

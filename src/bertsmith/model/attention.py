@@ -16,6 +16,8 @@ from bertsmith.model.dropout import DropoutMasks
 
 # a sequence joins a group when padding it to the group's longest wastes at most this share
 MAXIMUM_PADDING = 0.12
+# a group's length is filled up to a multiple of this: a few shapes, which oneDNN has kernels for already
+LENGTH_STEP = 16
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class AttentionPlan:
     """How a batch's sequences are grouped; made once a batch, used by every layer."""
 
     groups: tuple[LengthGroup, ...]
+    tokens: int
+    """T of the sequences; rows past them are none's (see `fill_up`)."""
 
 
 def plan_attention(sequence_starts: Tensor) -> AttentionPlan:
@@ -41,7 +45,7 @@ def plan_attention(sequence_starts: Tensor) -> AttentionPlan:
     lengths = np.diff(starts)
     device = sequence_starts.device
     if len(lengths) and (lengths == lengths[0]).all():
-        return AttentionPlan((LengthGroup(len(lengths), int(lengths[0]), None, None),))
+        return AttentionPlan((LengthGroup(len(lengths), int(lengths[0]), None, None),), int(starts[-1]))
     order = np.argsort(-lengths, kind="stable")
     groups = []
     first = 0
@@ -50,13 +54,14 @@ def plan_attention(sequence_starts: Tensor) -> AttentionPlan:
         shortest = max(1, int(length * (1 - MAXIMUM_PADDING)))
         members = order[first:]
         members = members[lengths[members] >= shortest]
+        length += -length % LENGTH_STEP
         place = np.arange(length)
         outside = place >= lengths[members, None]  # (count, length)
         rows = np.where(outside, 0, starts[members, None] + place)
         padding = torch.from_numpy(outside).to(device)[:, None, None, :] if outside.any() else None
         groups.append(LengthGroup(len(members), length, torch.from_numpy(rows.reshape(-1)).to(device), padding))
         first += len(members)
-    return AttentionPlan(tuple(groups))
+    return AttentionPlan(tuple(groups), int(starts[-1]))
 
 
 def _split_heads(group: LengthGroup, packed: Tensor, parts: int, heads: int) -> Tensor:
@@ -93,6 +98,8 @@ class _GroupedAttention(torch.autograd.Function):
     ) -> Tensor:
         hidden_size = qkv.shape[1] // 3
         context = qkv.new_empty(qkv.shape[0], hidden_size)
+        context[plan.tokens :] = 0
+        qkv, out = qkv[: plan.tokens], context[: plan.tokens]
         saved, keys = [], []
         for group in plan.groups:
             split = _split_heads(group, qkv, 3, heads)
@@ -102,7 +109,7 @@ class _GroupedAttention(torch.autograd.Function):
             if masks is not None:
                 keys.append(masks.next_key())
                 kept = probabilities * masks.draw(keys[-1], probability, probabilities.shape, probabilities)
-            _join_heads(group, torch.bmm(kept, value)[None], heads, context)
+            _join_heads(group, torch.bmm(kept, value)[None], heads, out)
             saved += [split, probabilities]
         ctx.save_for_backward(*saved)
         ctx.plan, ctx.heads, ctx.probability, ctx.masks, ctx.keys = plan, heads, probability, masks, keys
@@ -111,8 +118,11 @@ class _GroupedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_context: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
+        tokens = ctx.plan.tokens
         grad_context = grad_context.contiguous()
         grad_qkv = grad_context.new_empty(grad_context.shape[0], 3 * grad_context.shape[1])
+        grad_qkv[tokens:] = 0
+        grad_context, out = grad_context[:tokens], grad_qkv[:tokens]
         for index, group in enumerate(ctx.plan.groups):
             split, probabilities = saved[2 * index : 2 * index + 2]
             query, key, value = split
@@ -131,7 +141,7 @@ class _GroupedAttention(torch.autograd.Function):
             grad_scores = torch._softmax_backward_data(grad_kept, probabilities, -1, probabilities.dtype)
             torch.baddbmm(grads[0], grad_scores, key, beta=0, alpha=scale, out=grads[0])
             torch.baddbmm(grads[1], grad_scores.mT, query, beta=0, alpha=scale, out=grads[1])
-            _join_heads(group, grads, ctx.heads, grad_qkv)
+            _join_heads(group, grads, ctx.heads, out)
         return grad_qkv, None, None, None, None
 
 
@@ -145,7 +155,7 @@ def _attention_probabilities(group: LengthGroup, query: Tensor, key: Tensor, hea
 
 
 def attend(qkv: Tensor, plan: AttentionPlan, heads: int, probability: float, masks: DropoutMasks | None) -> Tensor:
-    """Context of every token, (T, H), from `qkv` (T, 3H) laid out query, key, value.
+    """Context of every token, (T, H), from `qkv` (T, 3H) laid out query, key, value; rows past T give 0.
 
     `probability`: dropout on the attention probabilities, applied when `masks` is given.
     """

@@ -20,7 +20,7 @@ from bertsmith.model.heads import (
     linear_cross_entropy,
     logits_in_parts,
 )
-from bertsmith.model.layers import LayerNorm, Linear, TiedGradient, activation, look_up_words
+from bertsmith.model.layers import LayerNorm, Linear, TiedGradient, activation, fill_up, look_up_words
 
 
 class BertEmbeddings(nn.Module):
@@ -136,8 +136,12 @@ class BertModel(nn.Module):
         `rows` (R,): the tokens wanted of the last level, which then is (R, H) in that order; the last layer's output
         product and feed-forward, two thirds of its arithmetic and more, are then computed for these alone.
         """
-        hidden = self.embeddings(token_ids, segment_ids, position_ids, self.compute_dtype, masks, tied)
-        return self.encoder(hidden, plan_attention(sequence_starts), masks, rows)
+        packed = (fill_up(ids) for ids in (token_ids, segment_ids, position_ids))
+        hidden = self.embeddings(*packed, self.compute_dtype, masks, tied)
+        chosen = None if rows is None else fill_up(rows)
+        states = self.encoder(hidden, plan_attention(sequence_starts), masks, chosen)
+        last = states.pop()[: len(token_ids) if rows is None else len(rows)]
+        return [*(state[: len(token_ids)] for state in states), last]
 
     def forward(
         self,
@@ -227,7 +231,7 @@ class BertForPreTraining(nn.Module):
         paired = self.next_sentence and next_sentence_labels is not None
         packed = (token_ids, segment_ids, position_ids, sequence_starts)
         masked, cls = self._wanted_hidden(packed, masked_positions, paired, masks, tied)
-        transformed = self.mlm_head(masked)  # (M, H)
+        transformed = self.mlm_head(masked)  # (M or more, H)
         mlm = linear_cross_entropy(
             transformed, self.bert.embeddings.word, self.mlm_head.bias, masked_labels, mlm_scale, tied
         )
@@ -245,10 +249,14 @@ class BertForPreTraining(nn.Module):
         masks: DropoutMasks | None = None,
         tied: TiedGradient | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Last hidden states where a head looks: at the masked positions (M, H) and, if `paired`, of [CLS] (N, H)."""
-        rows = torch.cat([masked_positions, packed[3][:-1]]) if paired else masked_positions
+        """Last hidden states where a head looks: at the masked positions (M or more, H) and, if `paired`, of [CLS].
+
+        The former are filled up (`fill_up`), the latter (N, H).
+        """
+        masked = fill_up(masked_positions)
+        rows = torch.cat([masked, packed[3][:-1]]) if paired else masked
         hidden = self.bert(*packed, masks, tied, rows)
-        return hidden[: len(masked_positions)], hidden[len(masked_positions) :] if paired else None
+        return hidden[: len(masked)], hidden[len(masked) :] if paired else None
 
     @torch.no_grad()
     def logits(
@@ -257,7 +265,7 @@ class BertForPreTraining(nn.Module):
         """MLM logits at `positions` (M, V) and NSP logits (N, 2), float32, no dropout."""
         masked, cls = self._wanted_hidden((token_ids, segment_ids, position_ids, sequence_starts), positions, True)
         assert cls is not None
-        mlm = F.linear(self.mlm_head(masked).float(), self.bert.embeddings.word, self.mlm_head.bias)
+        mlm = F.linear(self.mlm_head(masked).float(), self.bert.embeddings.word, self.mlm_head.bias)[: len(positions)]
         return mlm, self.nsp_head(self.bert.pooler(cls)).float()
 
     @torch.no_grad()
@@ -275,7 +283,7 @@ class BertForPreTraining(nn.Module):
         paired = self.next_sentence and next_sentence_labels is not None
         packed = (token_ids, segment_ids, position_ids, sequence_starts)
         masked, cls = self._wanted_hidden(packed, masked_positions, paired)
-        transformed = self.mlm_head(masked)
+        transformed = self.mlm_head(masked)[: len(masked_labels)]
         counts = PretrainingCounts(0.0, 0, int(masked_labels.numel()), 0.0, 0, 0)
         for rows, logits in logits_in_parts(transformed, self.bert.embeddings.word, self.mlm_head.bias):
             counts.mlm_loss += F.cross_entropy(logits, masked_labels[rows], reduction="sum").item()

@@ -71,14 +71,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for first in range(0, rows_in_all, ROWS_AT_ONCE):
             rows = slice(first, first + ROWS_AT_ONCE)
             part, label = hidden[rows], labels[rows]
+            real = len(label)
             logits = torch.addmm(vector, part, matrix.t(), out=room[: part.shape[0]])  # (m, V)
             probabilities = torch.softmax(logits, 1, out=logits)
-            likelihood = probabilities.gather(1, label[:, None]).float()
+            probabilities[real:] = 0
+            likelihood = probabilities[:real].gather(1, label[:, None]).float()
             loss -= likelihood.clamp_(min=LEAST_LIKELIHOOD).log_().sum()
             torch.mm(probabilities, matrix, out=grad_hidden[rows])
-            grad_hidden[rows].sub_(matrix.index_select(0, label)).mul_(scale)
+            grad_hidden[rows][:real].sub_(matrix.index_select(0, label)).mul_(scale)
             _accumulate_product(grad_weight, probabilities.t(), part * scale, first == 0)
-            grad_weight.index_add_(0, label, part.float(), alpha=-scale)
+            grad_weight.index_add_(0, label, part[:real].float(), alpha=-scale)
             grad_bias.add_(probabilities.sum(0), alpha=scale)
             grad_bias.index_add_(0, label, torch.full_like(label, -scale, dtype=grad_bias.dtype))
         ctx.grads, ctx.tied = (grad_hidden, grad_weight, grad_bias), tied
@@ -115,12 +117,14 @@ def linear_cross_entropy(
 ) -> Tensor:
     """`scale` × Σ over rows of -log softmax(hidden · weightᵀ + bias)[label]; a float32 scalar, 0 for no rows.
 
-    `hidden` (M, H), `weight` (V, H) and `bias` (V,) float32 masters, `labels` (M,). When gradients are wanted they are
+    `hidden` (M, H), `weight` (V, H) and `bias` (V,) float32 masters, `labels` (M,), or fewer: rows of `hidden` past
+    them count for nothing. When gradients are wanted they are
     computed in this call and the logits are gone when it returns; otherwise logits are taken in float32. With `tied`,
     the gradient of `weight` goes to the word look-up (see TiedGradient) instead of to autograd.
     """
     if torch.is_grad_enabled():
         return _LinearCrossEntropy.apply(hidden, weight, bias, labels, scale, tied)
+    hidden = hidden[: len(labels)]
     losses = [
         F.cross_entropy(logits, labels[rows], reduction="sum") for rows, logits in logits_in_parts(hidden, weight, bias)
     ]

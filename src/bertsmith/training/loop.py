@@ -82,7 +82,7 @@ def _pretrain(settings: PretrainSettings, out: Path, ranks: Ranks) -> dict[str, 
         model.load_state_dict(checkpoint.load_weights(model.state_dict()))
     spread = spread_model(model, settings.parallel, ranks, machine)
     model = spread.model
-    optimizer = BertOptimizer(model.named_parameters(), settings.optimizer)
+    optimizer = BertOptimizer(model.named_parameters(), settings.optimizer, arithmetic=machine.dtype)
     if start.resumed:
         load_optimizer(optimizer, checkpoint, ranks)
     take_machine(state, settings, machine, ranks.size)
