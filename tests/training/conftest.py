@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from made_runs import Probe
+from made_runs import Probe, demo_rows
 
 from bertsmith import hardware
 from bertsmith.corpus.prepare import prepare_corpus

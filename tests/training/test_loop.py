@@ -520,7 +520,6 @@ sys.exit(main(["pretrain", "--data", f"{out}/corpus", "--out", f"{out}/run", "--
 
 
 def test_the_whole_way_under_another_locale(tmp_path: Path) -> None:
-
     text = tmp_path / "文.jsonl"
     text.write_text(demo_rows("chinese", 0, 12) + demo_rows("english", 0, 2), encoding="utf-8")
     summaries = []
