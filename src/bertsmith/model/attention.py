@@ -14,8 +14,10 @@ from torch import Tensor
 
 from bertsmith.model.dropout import DropoutMasks
 
-# a sequence joins a group when padding it to the group's longest wastes at most this share
+# a sequence joins a group when padding it to the group's longest wastes at most this share, or so many tokens: one more
+# group costs more than a few
 MAXIMUM_PADDING = 0.12
+FREE_PADDING = 16
 # a group's length is filled up to a multiple of this: a few shapes, which oneDNN has kernels for already
 LENGTH_STEP = 16
 
@@ -28,6 +30,8 @@ class LengthGroup:
     length: int
     rows: Tensor | None  # (count * length,) token of each padded place, 0 for padding; None: the batch as it lies
     padding: Tensor | None  # (count, 1, 1, length) True on padding; None: no padding
+    real_rows: Tensor | None = None  # (t,) the tokens of the group; None with `rows`
+    real_places: Tensor | None = None  # (t,) the padded place of each
 
 
 @dataclass(frozen=True)
@@ -51,15 +55,18 @@ def plan_attention(sequence_starts: Tensor) -> AttentionPlan:
     first = 0
     while first < len(order):
         length = int(lengths[order[first]])
-        shortest = max(1, int(length * (1 - MAXIMUM_PADDING)))
+        shortest = max(1, min(int(length * (1 - MAXIMUM_PADDING)), length - FREE_PADDING))
         members = order[first:]
         members = members[lengths[members] >= shortest]
         length += -length % LENGTH_STEP
         place = np.arange(length)
         outside = place >= lengths[members, None]  # (count, length)
         rows = np.where(outside, 0, starts[members, None] + place)
+        rows = rows.reshape(-1)
+        real = np.flatnonzero(~outside)
         padding = torch.from_numpy(outside).to(device)[:, None, None, :] if outside.any() else None
-        groups.append(LengthGroup(len(members), length, torch.from_numpy(rows.reshape(-1)).to(device), padding))
+        on_device = (torch.from_numpy(array).to(device) for array in (rows[real], real))
+        groups.append(LengthGroup(len(members), length, torch.from_numpy(rows).to(device), padding, *on_device))
         first += len(members)
     return AttentionPlan(tuple(groups), int(starts[-1]))
 
@@ -79,11 +86,11 @@ def _join_heads(group: LengthGroup, split: Tensor, heads: int, out: Tensor) -> N
         out.view(joined.shape).copy_(joined)
         return
     joined = joined.reshape(group.count * group.length, -1)
-    if group.padding is None:
-        out.index_copy_(0, group.rows, joined)
-    else:
-        real = ~group.padding.view(-1)
-        out[group.rows[real]] = joined[real]
+    assert group.real_rows is not None
+    assert group.real_places is not None
+    if group.padding is not None:
+        joined = joined.index_select(0, group.real_places)
+    out.index_copy_(0, group.real_rows, joined)
 
 
 class _GroupedAttention(torch.autograd.Function):
