@@ -1,7 +1,7 @@
 """benchmarks/inference_memory.py at small size: memory is flat over calls of random length, and over a file.
 
-In a process of its own. What this one freed before would hide, or pass for, what the calls take; and Linux counts to the
-peak of a child what its parent held when it was started, which after a thousand tests is gigabytes.
+In a process of its own. What this one freed before would hide, or pass for, what the calls take; and Linux counts to
+the peak of a child what its parent held when it was started, which after a thousand tests is gigabytes.
 """
 
 import json
