@@ -22,6 +22,7 @@ from bertsmith.options import did_you_mean
 from bertsmith.progress import say
 from bertsmith.rank import describe_rank, own_rank, world_size
 from bertsmith.results import print_json, print_text, use_utf8
+from bertsmith.signals import sigterm_as
 
 _SECONDS_FOR_THE_FIRST = 1.5
 
@@ -186,12 +187,5 @@ def _stopping_at_sigterm() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    try:
-        before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # not the main thread
+    with sigterm_as(stop):
         yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

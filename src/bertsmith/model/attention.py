@@ -61,8 +61,7 @@ def plan_attention(sequence_starts: Tensor) -> AttentionPlan:
         length += -length % LENGTH_STEP
         place = np.arange(length)
         outside = place >= lengths[members, None]  # (count, length)
-        rows = np.where(outside, 0, starts[members, None] + place)
-        rows = rows.reshape(-1)
+        rows = np.where(outside, 0, starts[members, None] + place).reshape(-1)
         real = np.flatnonzero(~outside)
         padding = torch.from_numpy(outside).to(device)[:, None, None, :] if outside.any() else None
         on_device = (torch.from_numpy(array).to(device) for array in (rows[real], real))

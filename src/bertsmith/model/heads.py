@@ -118,9 +118,9 @@ def linear_cross_entropy(
     """`scale` × Σ over rows of -log softmax(hidden · weightᵀ + bias)[label]; a float32 scalar, 0 for no rows.
 
     `hidden` (M, H), `weight` (V, H) and `bias` (V,) float32 masters, `labels` (M,), or fewer: rows of `hidden` past
-    them count for nothing. When gradients are wanted they are
-    computed in this call and the logits are gone when it returns; otherwise logits are taken in float32. With `tied`,
-    the gradient of `weight` goes to the word look-up (see TiedGradient) instead of to autograd.
+    them count for nothing. When gradients are wanted they are computed in this call and the logits are gone when it
+    returns; otherwise logits are taken in float32. With `tied`, the gradient of `weight` goes to the word look-up (see
+    TiedGradient) instead of to autograd.
     """
     if torch.is_grad_enabled():
         return _LinearCrossEntropy.apply(hidden, weight, bias, labels, scale, tied)

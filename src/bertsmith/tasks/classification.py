@@ -4,6 +4,7 @@
 files, classes and metrics.
 """
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -92,9 +93,9 @@ class TextTask(Task):
                     sequence.targets = target if number == 0 else target[:0]
         return encoded
 
+    @abstractmethod
     def target(self, example: TextExample) -> npt.NDArray[Any]:
         """What the loss compares the example's scores with."""
-        raise NotImplementedError
 
 
 class ClassifyTask(TextTask):

@@ -27,6 +27,7 @@ from bertsmith.errors import ToldElsewhere, UserError
 from bertsmith.options import Recipe, load_settings, settings_to_toml
 from bertsmith.progress import say, silenced
 from bertsmith.rank import describe_rank, local_rank, own_rank, world_size
+from bertsmith.signals import sigterm_as
 from bertsmith.training.settings import PretrainSettings
 
 # how long a rank whose work was ended by another one waits to be ended too, so that torchrun names the one that failed
@@ -182,15 +183,8 @@ def join_ranks() -> Iterator[Ranks]:
 @contextlib.contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
     """SIGTERM ends the process at once: waiting for others here is no Python that a handler could interrupt."""
-    try:
-        before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    except ValueError:  # not the main thread
+    with sigterm_as(signal.SIG_DFL):
         yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _agree_on_start(store: Any, rank: int, size: int) -> str:
