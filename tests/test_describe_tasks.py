@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from bertsmith.describe import describe_path
-from bertsmith.tasks.finetune import read_result
+from bertsmith.tasks.run_state import read_result
 from bertsmith.tasks.runs import finetune
 from bertsmith.tasks.settings import FinetuneSettings
 from command_line import bertsmith

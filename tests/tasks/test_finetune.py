@@ -20,7 +20,8 @@ from bertsmith.model.weights import load_folder_weights
 from bertsmith.tasks import finetune as loop
 from bertsmith.tasks import runs
 from bertsmith.tasks.data import TaskData
-from bertsmith.tasks.finetune import BEST, parameter_rates
+from bertsmith.tasks.finetune import parameter_rates
+from bertsmith.tasks.run_state import BEST
 from bertsmith.tasks.settings import FinetuneSettings
 from bertsmith.training.optimizer import BertOptimizer
 from made_tasks import (
@@ -107,9 +108,9 @@ def test_best_and_last(
     scores = iter((0.2, 0.9, 0.9, 0.4))
     score_split = loop.score_split
 
-    def scored(task: Any, tuned: Any, split: Any, device: Any) -> Any:
+    def scored(task: Any, tuned: Any, *more: Any) -> Any:
         seen[2 * len(seen) + 2] = tuned.classifier.weight.detach().clone()
-        scorer: Any = score_split(task, tuned, split, device)
+        scorer: Any = score_split(task, tuned, *more)
         found = {**scorer.compute(), "accuracy": next(scores)}
         scorer.compute = lambda: found
         return scorer

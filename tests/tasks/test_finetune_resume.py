@@ -16,8 +16,8 @@ import torch
 
 from bertsmith.errors import UserError
 from bertsmith.tasks import finetune as loop
-from bertsmith.tasks import runs
-from bertsmith.tasks.finetune import BEST
+from bertsmith.tasks import run_state, runs
+from bertsmith.tasks.run_state import BEST
 from bertsmith.tasks.settings import FREE_TO_CHANGE, FinetuneSettings
 from bertsmith.training.setup import settings_of_run
 from command_line import bertsmith_process, start_process
@@ -240,7 +240,8 @@ def test_what_a_run_cannot_go_on_without(model: Path, files: Files, tmp_path: Pa
         tune(run, "classify", model, *files["classify"], **BUSY)
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patch:
-        patch.setattr(loop, "find_newest_checkpoint", lambda folder: (type("Old", (), {"state": {"epoch": 3}})(), []))
+        old = type("Old", (), {"state": {"epoch": 3}})()
+        patch.setattr(run_state, "find_newest_checkpoint", lambda folder: (old, []))
         with pytest.raises(UserError, match=r"checkpoint was written by another version of bertsmith"):
             tune(run, "classify", model, *files["classify"], **BUSY)
 

@@ -34,11 +34,11 @@ def test_all_ten(folder: Path, model: Path, tmp_path: Path, steps: StepProbe, mo
     finetune = glue.finetune
     begun: list[str] = []
 
-    def counted(settings: Any, out: Path) -> dict[str, Any]:
+    def counted(settings: Any, *more: Any) -> dict[str, Any]:
         begun.append(settings.task)
         if len(begun) == 4:
             raise Crash
-        return finetune(settings, out)
+        return finetune(settings, *more)
 
     monkeypatch.setattr(glue, "finetune", counted)
     with pytest.raises(Crash):

@@ -6,19 +6,17 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
 
 import pytest
 from made_runs import checkpoint_steps, log_lines
-from rank_runs import free_port
 
 from bertsmith.training.metrics_log import read_metrics
 from command_line import bertsmith
+from torchrun_jobs import on_this_machine, started
 
 pytestmark = pytest.mark.slow
 FLAGS = [
@@ -28,78 +26,10 @@ FLAGS = [
 ]  # fmt: skip
 
 
-@dataclass
-class Job:
-    """One torchrun and what it says."""
-
-    process: "subprocess.Popen[bytes]"
-    out: IO[bytes]
-
-    def workers(self) -> dict[int, int]:
-        """The process ids of its ranks, by rank."""
-        found = {}
-        for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
-            with contextlib.suppress(OSError):
-                variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-                found |= {int(v[5:]): int(child) for v in variables if v.startswith(b"RANK=")}
-        return found
-
-    def kill_worker(self) -> None:
-        """SIGKILL for the rank with the highest number."""
-        os.kill(max(self.workers().items())[1], signal.SIGKILL)
-
-    def wait(self, seconds: float) -> str:
-        """Wait for its end; what was said by all."""
-        self.process.wait(seconds)
-        return self.said()
-
-    def said(self) -> str:
-        self.out.seek(0)
-        return self.out.read().decode("utf-8", "replace")
-
-    def wait_until(self, condition: Any, what: str) -> None:
-        """Wait for `condition()`, 120 seconds at most."""
-        deadline = time.monotonic() + 120
-        while not condition():
-            assert self.process.poll() is None, self.said()
-            assert time.monotonic() < deadline, f"{what} does not come: {self.said()}"
-            time.sleep(0.02)
-
-
-@contextlib.contextmanager
-def started(
-    folder: Path, launcher: list[str], arguments: list[str], before: tuple[str, ...] = (), **variables: str
-) -> Iterator[Job]:
-    """`torchrun LAUNCHER -m bertsmith pretrain ARGUMENTS`; nothing of it is left afterwards."""
-    command = [*before, sys.executable, "-m", "torch.distributed.run", *launcher, "-m", "bertsmith", "pretrain"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | variables
-    with (folder / f"said-{time.monotonic_ns()}.txt").open("w+b") as out:
-        process = subprocess.Popen(
-            [*command, *arguments, *FLAGS], stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment
-        )
-        job = Job(process, out)
-        workers: dict[int, int] = {}
-        try:
-            yield job
-            with contextlib.suppress(OSError):
-                workers = job.workers()
-        finally:
-            for number in (process.pid, *workers.values()):
-                if process.poll() is None or number != process.pid:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(number, signal.SIGKILL)
-            process.wait()
-
-
-def on_this_machine(ranks: int, *more: str) -> list[str]:
-    """torchrun's options; the rendezvous is at 127.0.0.1."""
-    return [f"--nproc-per-node={ranks}", "--master-addr=127.0.0.1", f"--master-port={free_port()}", *more]
-
-
 def test_a_killed_rank_ends_the_job_and_a_restart_goes_on(corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     arguments = ["--data", str(corpus), "--out", str(run), "--steps", "400"]
-    with started(tmp_path, on_this_machine(2, "--max-restarts=1"), arguments) as job:
+    with started(tmp_path, on_this_machine(2, "--max-restarts=1"), ["pretrain", *arguments, *FLAGS]) as job:
         job.wait_until(lambda: len(checkpoint_steps(run)) > 1, "a checkpoint")
         first = job.workers()
         job.kill_worker()
@@ -133,7 +63,8 @@ def test_a_killed_rank_ends_the_job_and_a_restart_goes_on(corpus: Path, tmp_path
 def test_sigterm_to_torchrun_saves_and_ends(corpus: Path, tmp_path: Path) -> None:
     """As Slurm and spot machines do."""
     run = tmp_path / "run"
-    with started(tmp_path, on_this_machine(2), ["--data", str(corpus), "--out", str(run), "--steps", "4000"]) as job:
+    arguments = ["pretrain", "--data", corpus, "--out", run, "--steps", 4000, *FLAGS]
+    with started(tmp_path, on_this_machine(2), arguments) as job:
         job.wait_until(lambda: (run / "metrics.jsonl").is_file() and len(read_metrics(run)) > 7, "a few steps")
         job.process.send_signal(signal.SIGTERM)
         said = job.wait(60)
@@ -150,7 +81,8 @@ def test_a_mistake_is_one_sentence(tmp_path: Path) -> None:
         (["--data", str(tmp_path / "none"), "--steps", "3"], "does not exist"),
         (["--data", str(tmp_path), "--stepz", "3"], "--stepz"),
     ):
-        with started(tmp_path, on_this_machine(2), ["--out", str(tmp_path / "run"), *arguments]) as job:
+        command = ["pretrain", "--out", tmp_path / "run", *arguments, *FLAGS]
+        with started(tmp_path, on_this_machine(2), command) as job:
             said = job.wait(60)
         assert job.process.returncode == 1
         assert re.search(r"Root Cause.*rank\s+: 0 .*exitcode\s+: 2 ", said, re.DOTALL), said
@@ -214,7 +146,7 @@ def test_two_machines(machines: Machines, corpus: Path, tmp_path: Path) -> None:
                         # the two have one host name here, by which torchrun would find out whose address that is
                         f"--rdzv-conf=is_host={1 - number}",
                     ],
-                    arguments,
+                    ["pretrain", *arguments, *FLAGS],
                     machines.run(number),
                     GLOO_SOCKET_IFNAME="cable",
                 )

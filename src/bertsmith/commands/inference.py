@@ -119,18 +119,29 @@ def add_embed(parser: CommandParser) -> None:
 def run_embed(args: argparse.Namespace, pairs: Pairs) -> Summary:
     from bertsmith.inference.embed import check_embedding, embed_file
     from bertsmith.inference.features import FeatureOptions
-    from bertsmith.inference.loaded import load
+    from bertsmith.inference.loaded import LoadedModel, load
     from bertsmith.progress import say
+    from bertsmith.training.ranks import check_own_gpu, join_ranks, make_alike
+
+    def open_model(precision: str) -> LoadedModel:
+        model = load(args.model, args.device, precision, args.threads)
+        check_own_gpu(model.encoder.device)
+        return model
 
     names = ("layers", "combine", "pool", "words", "normalize", "max_length", "long", "allow_special")
     options = FeatureOptions(**{name: getattr(args, name) for name in names})
-    _check_model(args)
     reading = (typed(args.text_column), args.encoding)
-    check_embedding(args.input, Path(args.output), options, *reading)  # told before the model is loaded
-    model = load(args.model, args.device, args.precision, args.threads)
-    extractor = model.features(options)
-    say(f"embedding: {extractor.dimension} numbers a vector; {model.describe()}")
-    return embed_file(extractor, args.input, args.output, *reading)
+    with join_ranks() as ranks:
+        with ranks.alike():
+            _check_model(args)
+            # told before the model is loaded
+            check_embedding(args.input, Path(args.output), options, *reading, ranks)
+        model = make_alike(open_model, args.precision, ranks)
+        with ranks.alike():
+            extractor = model.features(options)
+        processes = f"{ranks.size} processes, each on " if ranks.size > 1 else ""
+        say(f"embedding: {extractor.dimension} numbers a vector; {processes}{model.describe()}")
+        return embed_file(extractor, args.input, args.output, *reading, ranks)
 
 
 def add_score(parser: CommandParser) -> None:
@@ -207,6 +218,7 @@ rows from offsets[i] to offsets[i + 1] (and for tokens `token_ids`). .parquet ho
   bertsmith embed run/model --input t.csv --text-column body --normalize --output vectors.parquet""",
         add_embed,
         run_embed,
+        several_processes=True,
     ),
     "score": Command(
         "pseudo-log-likelihood of sentences; accuracy on minimal pairs",

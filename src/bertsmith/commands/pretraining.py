@@ -53,7 +53,7 @@ def run_pretrain(args: argparse.Namespace, pairs: Pairs) -> Summary:
         return run_settings(out, None if name is None else load_recipe(name), overrides)
 
     with join_ranks() as ranks:
-        return pretrain(share_settings(chosen_settings, ranks), out, ranks)
+        return pretrain(share_settings(PretrainSettings, chosen_settings, ranks), out, ranks)
 
 
 def add_demo(parser: CommandParser) -> None:

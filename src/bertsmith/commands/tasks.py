@@ -50,11 +50,17 @@ def add_finetune(parser: CommandParser) -> None:
 def run_finetune(args: argparse.Namespace, pairs: Pairs) -> Summary:
     from bertsmith.tasks.runs import finetune
     from bertsmith.tasks.settings import FREE_TO_CHANGE, FinetuneSettings
+    from bertsmith.training.ranks import join_ranks, share_settings
     from bertsmith.training.setup import settings_of_run
 
     given = [("task", args.task), *overrides(args, pairs)]
     out = Path(args.out)
-    return finetune(settings_of_run(FinetuneSettings, FREE_TO_CHANGE, out, None, given), out)
+
+    def chosen_settings() -> FinetuneSettings:
+        return settings_of_run(FinetuneSettings, FREE_TO_CHANGE, out, None, given)
+
+    with join_ranks() as ranks:
+        return finetune(share_settings(FinetuneSettings, chosen_settings, ranks), out, ranks)
 
 
 def show_finetune(summary: Summary) -> None:
@@ -93,13 +99,16 @@ def run_glue(args: argparse.Namespace, pairs: Pairs) -> Summary:
     from bertsmith.options import load_settings
     from bertsmith.tasks.glue import run_glue as glue
     from bertsmith.tasks.settings import FinetuneSettings
+    from bertsmith.training.ranks import join_ranks
 
     if alien := [key for key, _ in pairs if key in _NOT_OF_GLUE]:
         raise UserError(f"{', '.join(alien)}: means nothing to GLUE's tasks; leave it out")
     settings = load_settings(FinetuneSettings, None, [("task", "mnli"), *overrides(args, pairs)])
     if settings.data is None:
         raise UserError("data: name the folder that holds the tasks' folders with --data")
-    return glue(settings, settings.data, Path(args.out), [name for name in (args.tasks or "").split(",") if name])
+    tasks = [name for name in (args.tasks or "").split(",") if name]
+    with join_ranks() as ranks:
+        return glue(settings, settings.data, Path(args.out), tasks, ranks)
 
 
 def show_glue(summary: Summary) -> None:
@@ -133,8 +142,10 @@ def add_evaluate(parser: CommandParser) -> None:
 
 def run_evaluate(args: argparse.Namespace, pairs: Pairs) -> Summary:
     from bertsmith.inference.predict import evaluate_file
+    from bertsmith.training.ranks import join_ranks
 
-    return evaluate_file(args.model, args.data, args.device, args.precision, **columns(args))
+    with join_ranks() as ranks:
+        return evaluate_file(args.model, args.data, args.device, args.precision, ranks, **columns(args))
 
 
 def show_evaluate(summary: Summary) -> None:
@@ -177,8 +188,12 @@ def add_predict(parser: CommandParser) -> None:
 
 def run_predict(args: argparse.Namespace, pairs: Pairs) -> Summary:
     from bertsmith.inference.predict import predict_file
+    from bertsmith.training.ranks import join_ranks
 
-    return predict_file(args.model, args.input, args.output, args.device, args.precision, **columns(args))
+    with join_ranks() as ranks:
+        return predict_file(
+            args.model, args.input, args.output, args.device, args.precision, ranks=ranks, **columns(args)
+        )
 
 
 COMMANDS: dict[str, Command] = {
@@ -198,6 +213,7 @@ columns too).""",
         add_finetune,
         run_finetune,
         show_finetune,
+        several_processes=True,
         usage="TASK --model DIR --out RUN (--data DIR | --train F --dev F) [SETTINGS ...]",
     ),
     "glue": Command(
@@ -209,6 +225,7 @@ score as the leaderboard averages it, and submission.zip with the predictions fo
         add_glue,
         run_glue,
         show_glue,
+        several_processes=True,
         usage="--model DIR --data DIR --out DIR [--tasks NAME,…] [--SETTING VALUE ...]",
     ),
     "evaluate": Command(
@@ -218,6 +235,7 @@ score as the leaderboard averages it, and submission.zip with the predictions fo
         add_evaluate,
         run_evaluate,
         show_evaluate,
+        several_processes=True,
     ),
     "predict": Command(
         "predictions of a fine-tuned model for every row of a file",
@@ -227,5 +245,6 @@ What is cut is counted.""",
   bertsmith predict ner --input new.conll --output tags.jsonl""",
         add_predict,
         run_predict,
+        several_processes=True,
     ),
 }

@@ -6,6 +6,7 @@ In: texts, a row each, or sentences split into words. Out: .npy, .parquet or .sa
 import os
 import time
 from collections.abc import Generator, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from bertsmith.tasks.table import Table, read_list
 from bertsmith.text.documents import ReadOptions, ReadReport
 from bertsmith.text.readers import COMPRESSED_SUFFIXES, SUFFIX_KINDS
 from bertsmith.text.rows import read_rows
+from bertsmith.training.ranks import ALONE, Ranks
 
 _CONLL = (".conll", ".bio", ".iob")
 
@@ -31,12 +33,25 @@ def check_output(input_path: str, output: Path) -> None:
         raise UserError(f"{output}: is the input as well, and would be replaced; choose another --output")
 
 
+def check_input(input_path: str, ranks: Ranks) -> None:
+    """Raise UserError where several processes are to read what can be read only once, such as a pipe."""
+    if ranks.size > 1 and _is_read_once(input_path):
+        raise UserError(
+            f"{input_path}: can be read once only, and {ranks.size} processes are to read it; put it in a file, or "
+            "start one process, without torchrun"
+        )
+
+
+def _is_read_once(path: str) -> bool:
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+
+
 def check_rows(path: str, rows: Iterator[Any]) -> None:
     """Raise UserError where a file cannot be read, lacks its columns or begins with a row that is none.
 
     `rows` reads `path` and is used up to the first one. What can be read only once, such as a pipe, is left alone.
     """
-    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+    if _is_read_once(path):
         return
     try:
         next(rows, None)
@@ -46,11 +61,18 @@ def check_rows(path: str, rows: Iterator[Any]) -> None:
 
 
 def check_embedding(
-    input_path: str, output: Path, options: FeatureOptions, text_column: str = "text", encoding: str = "utf-8"
+    input_path: str,
+    output: Path,
+    options: FeatureOptions,
+    text_column: str = "text",
+    encoding: str = "utf-8",
+    ranks: Ranks = ALONE,
 ) -> None:
     """Raise UserError for whatever `embed_file` can tell of its files before there is a model."""
     find_vector_format(output, options.several)
-    check_output(input_path, output)
+    check_input(input_path, ranks)
+    if ranks.is_first:
+        check_output(input_path, output)
     read = read_word_rows if options.words else read_text_rows
     check_rows(input_path, read(input_path, text_column, encoding))
 
@@ -112,26 +134,37 @@ def embed_file(
     output_path: str | Path,
     text_column: str = "text",
     encoding: str = "utf-8",
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """The vectors of every row of a file, in order, written as vector_writer.py says; returns the JSON summary.
 
-    Raises UserError for an output that cannot be written and for rows that cannot be read, naming the line.
+    Several processes (`ranks`) call it together and share the rows; the first one writes, the others return {}. Raises
+    UserError for an output that cannot be written and for rows that cannot be read, naming the line.
     """
     output, options, report = Path(output_path), extractor.options, extractor.report
-    find_vector_format(output, options.several)
-    check_output(input_path, output)
+    with ranks.alike():
+        find_vector_format(output, options.several)
+        check_input(input_path, ranks)
+        if ranks.is_first:
+            check_output(input_path, output)
     read = read_word_rows if options.words else read_text_rows
     tokens = options.several and not options.words
     begun = time.monotonic()
     vectors = 0
     with (
-        open_vector_writer(output, extractor.dimension, options.several, tokens) as writer,
+        open_vector_writer(output, extractor.dimension, options.several, tokens)
+        if ranks.is_first
+        else nullcontext() as writer,
         Progress("embedding", None, "rows") as bar,
     ):
-        for chunk in extractor.chunks(read(input_path, text_column, encoding)):
+        for chunk in extractor.chunks(read(input_path, text_column, encoding), ranks):
+            assert writer is not None, "only the first rank gets vectors"
             writer.write(chunk)
             vectors += len(chunk.rows)
             bar.advance(len(chunk.rows) if chunk.counts is None else len(chunk.counts))
+    extractor.merge_counts(ranks)
+    if not ranks.is_first:
+        return {}
     seconds = time.monotonic() - begun
     say_empty(report.examples, input_path, output)
     say_losses(report, extractor.max_length)

@@ -7,7 +7,7 @@ input order, some thousand texts at a time. Every token is in some vector or cou
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from bertsmith.inference.vector_writer import Vectors
 from bertsmith.tasks.examples import EncodingReport
 from bertsmith.tasks.long_texts import spread_windows
 from bertsmith.tasks.tagging import choose_windows, find_windows
+from bertsmith.training.ranks import ALONE, Ranks, check_same_count, split_evenly
 
 Ints = npt.NDArray[np.integer]
 Floats = npt.NDArray[np.float32]
@@ -140,17 +141,40 @@ class FeatureExtractor:
         self.computed_tokens = 0
         """Tokens that went through the model."""
 
-    def chunks(self, texts: Iterable[tuple[str, Text]]) -> Iterator[Vectors]:
-        """The vectors of (place, text) pairs, some texts at a time, in order. `place` is for messages."""
+    def chunks(self, texts: Iterable[tuple[str, Text]], ranks: Ranks = ALONE) -> Iterator[Vectors]:
+        """The vectors of (place, text) pairs, some texts at a time, in order. `place` is for messages.
+
+        Several processes (`ranks`) read the same texts and compute a share each; the first one gets all vectors, the
+        others none.
+        """
         most = CHARACTERS_AT_ONCE
         if self.options.several:
             most = min(most, _BYTES_AT_ONCE // (4 * self.dimension))
-        for chunk in split_chunks(texts, most):
-            places, items = zip(*chunk, strict=True)
-            yield self.extract(items, places)
+        chunks = split_chunks(texts, most * ranks.size, TEXTS_AT_ONCE * ranks.size)
+        while True:
+            with ranks.alike():
+                chunk = next(chunks, [])
+            check_same_count(len(chunk), ranks)
+            if not chunk:
+                return
+            own = chunk[split_evenly([1 + _characters(text) for _, text in chunk], ranks.size)[ranks.rank]]
+            with ranks.alike():
+                vectors = self.extract([text for _, text in own], [place for place, _ in own])
+            arrays = [array for array in (vectors.rows, vectors.counts, vectors.token_ids) if array is not None]
+            yield from (Vectors(*parts) for _, parts in ranks.gather(None, arrays))
+
+    def merge_counts(self, ranks: Ranks) -> None:
+        """Count on the first rank what all of them did."""
+        for rank, ((counts, tokens), _) in enumerate(ranks.gather((asdict(self.report), self.computed_tokens))):
+            if rank:
+                self.report.merge(EncodingReport(**counts))
+                self.computed_tokens += tokens
 
     def extract(self, texts: Sequence[Text], places: Sequence[str]) -> Vectors:
         """The vectors of `texts`, all in memory at once."""
+        if not texts:
+            none = np.zeros(0, dtype=np.int64) if self.options.several else None
+            return Vectors(np.zeros((0, self.dimension), dtype=np.float32), none, None if self.options.words else none)
         plan = self._plan_units(texts, places) if self.options.several else self._plan_texts(texts, places)
         self.report.sequences += len(plan.sequences)
         self.computed_tokens += len(plan.sequences.token_ids)
@@ -334,14 +358,20 @@ def _split_units(sizes: Ints, room: int, framed: bool) -> Iterator[tuple[int, in
             yield begin, end - begin, spans, rows
 
 
-def split_chunks(texts: Iterable[tuple[str, Text]], most_characters: int) -> Iterator[list[tuple[str, Text]]]:
-    """(place, text) pairs in stretches of TEXTS_AT_ONCE, or of about `most_characters`."""
+def _characters(text: Text) -> int:
+    return len(text) if isinstance(text, str) else sum(map(len, text))
+
+
+def split_chunks(
+    texts: Iterable[tuple[str, Text]], most_characters: int, most_texts: int = TEXTS_AT_ONCE
+) -> Iterator[list[tuple[str, Text]]]:
+    """(place, text) pairs in stretches of `most_texts`, or of about `most_characters`."""
     chunk: list[tuple[str, Text]] = []
     characters = 0
     for place, text in texts:
         chunk.append((place, text))
-        characters += len(text) if isinstance(text, str) else sum(map(len, text))
-        if len(chunk) >= TEXTS_AT_ONCE or characters >= most_characters:
+        characters += _characters(text)
+        if len(chunk) >= most_texts or characters >= most_characters:
             yield chunk
             chunk, characters = [], 0
     if chunk:

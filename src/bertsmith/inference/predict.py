@@ -6,6 +6,7 @@ chunk of rows, whatever the file's size.
 
 import importlib
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,7 @@ from typing import Any
 import torch
 
 from bertsmith.errors import UserError
-from bertsmith.hardware import prepare_machine
-from bertsmith.inference.embed import check_output, say_empty
+from bertsmith.inference.embed import check_input, check_output, say_empty
 from bertsmith.inference.predictor import predict_examples
 from bertsmith.inference.row_writer import find_ending, open_row_writer
 from bertsmith.model.task_model import BertForTask
@@ -32,6 +32,7 @@ from bertsmith.tasks.examples import (
 from bertsmith.tasks.model_folder import load_task_model
 from bertsmith.tasks.registry import make_task
 from bertsmith.tasks.task import Task
+from bertsmith.training.ranks import ALONE, Ranks, prepare_machines
 
 # what computes a task's metrics takes seconds to import: before the bar, which would else stand still at its end
 _METRIC_MODULES: tuple[tuple[type[Task], str], ...] = (
@@ -55,9 +56,12 @@ def predict_file(
     precision: str = "auto",
     part_of: str | None = None,
     score: bool = False,
+    ranks: Ranks = ALONE,
     **columns: str | None,
 ) -> dict[str, Any]:
     """Predict every row of a file, labelled or not; returns the JSON summary.
+
+    Several processes (`ranks`) call it together and share the rows; the first one writes, the others return {}.
 
     `part_of`: read the file as the GLUE task of that name lays it out (AX, for a model of MNLI). `score`: where every
     row is labelled, the summary's `metrics` are those of the task. `columns`: text_column, text_pair_column,
@@ -66,24 +70,33 @@ def predict_file(
     Raises UserError for a model without a trained output layer, and for rows that cannot be read, naming the line.
     """
     output = Path(output_path)
-    find_ending(output)
-    check_output(input_path, output)
-    task, model, device_ = open_for_prediction(model_folder, device, precision, columns)
+    with ranks.alike():
+        find_ending(output)
+        check_input(input_path, ranks)
+        if ranks.is_first:
+            check_output(input_path, output)
+    task, model, device_ = open_for_prediction(model_folder, device, precision, columns, ranks)
     report, scorer, begun = EncodingReport(), task.scorer(), time.monotonic()
     rows = labelled = 0
     reader = make_task(replace(task.spec, name=part_of), task.tokenizer) if part_of else task
-    with open_row_writer(output) as writer, Progress("predicting", None, "rows") as bar:
+    with (
+        open_row_writer(output) if ranks.is_first else nullcontext() as writer,
+        Progress("predicting", None, "rows") as bar,
+    ):
         examples = reader.read(input_path, "test", None if score else False, report)
-        for chunk, predictions in predict_examples(task, model, examples, device_, report, bar.advance):
+        for chunk, predictions in predict_examples(task, model, examples, device_, report, bar.advance, ranks):
+            assert writer is not None, "only the first rank gets predictions"
             writer.write(predictions)
             rows += len(predictions)
             if score:
                 pairs = [pair for pair in zip(chunk, predictions, strict=True) if task.is_labelled(pair[0])]
                 labelled += len(pairs)
                 scorer.add([example for example, _ in pairs], [row for _, row in pairs])
-        if not rows:  # the columns are known all the same
+        if writer is not None and not rows:  # the columns are known all the same
             made_up = predict_examples(task, model, [_MADE_UP[task.head]], device_, EncodingReport())
             writer.expect(next(made_up)[1][0])
+    if not ranks.is_first:
+        return {}
     say_empty(rows, input_path, output)
     warn_of_losses(Path(input_path).name, report.as_dict(), task)
     return {
@@ -100,11 +113,12 @@ def predict_file(
 
 
 def open_for_prediction(
-    model_folder: str | Path, device: str, precision: str, columns: dict[str, str | None]
+    model_folder: str | Path, device: str, precision: str, columns: dict[str, str | None], ranks: Ranks = ALONE
 ) -> tuple[Task, BertForTask, torch.device]:
-    """A fine-tuned model on its device, in the arithmetic asked for."""
-    task, model = load_task_model(model_folder, **columns)
-    machine = prepare_machine(device, precision)
+    """A fine-tuned model on its device, in the arithmetic asked for; on every rank in the same."""
+    with ranks.alike():
+        task, model = load_task_model(model_folder, **columns)
+    machine = prepare_machines(device, precision, ranks)
     model = model.to(machine.device).eval()
     # the training's own attention: on the dev file `evaluate` gives the very numbers that the run reported
     model.bert.compute_dtype = machine.dtype
@@ -116,26 +130,33 @@ def evaluate_file(
     input_path: str,
     device: str = "auto",
     precision: str = "auto",
+    ranks: Ranks = ALONE,
     **columns: str | None,
 ) -> dict[str, Any]:
     """Official metrics of a fine-tuned model on a labelled file; returns the JSON summary.
 
+    Several processes (`ranks`) call it together and share the rows; the first one counts, the others return {}.
     Labels are matched by name, whatever their order in the file. Raises UserError for a row without a label and for a
     label the model does not know, naming the line.
     """
-    task, model, device_ = open_for_prediction(model_folder, device, precision, columns)
+    with ranks.alike():
+        check_input(input_path, ranks)
+    task, model, device_ = open_for_prediction(model_folder, device, precision, columns, ranks)
     report, scorer, begun = EncodingReport(), task.scorer(), time.monotonic()
     for kind, module in _METRIC_MODULES:
-        if isinstance(task, kind):
+        if ranks.is_first and isinstance(task, kind):
             importlib.import_module(module)
     rows = 0
     with Progress("evaluating", None, "rows") as bar:
         examples = task.read(input_path, "dev", True, report)
-        for chunk, predictions in predict_examples(task, model, examples, device_, report, bar.advance):
+        for chunk, predictions in predict_examples(task, model, examples, device_, report, bar.advance, ranks):
             scorer.add(chunk, predictions)
             rows += len(chunk)
-    if not rows:
-        raise UserError(f"{input_path}: holds no example to score")
+    with ranks.alike():
+        if ranks.is_first and not rows:
+            raise UserError(f"{input_path}: holds no example to score")
+    if not ranks.is_first:
+        return {}
     warn_of_losses(Path(input_path).name, report.as_dict(), task)
     details = scorer.details()
     return {

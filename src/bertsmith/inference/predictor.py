@@ -6,6 +6,7 @@ in a batch of any size (up to rounding).
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from bertsmith.model.task_model import BertForTask
 from bertsmith.tasks.batches import TOKENS_AT_ONCE, group_by_tokens, pack_examples
 from bertsmith.tasks.examples import EncodedSequence, EncodingReport
 from bertsmith.tasks.task import Row, Task
+from bertsmith.training.ranks import ALONE, Ranks, check_same_count, split_evenly
 
 # examples in memory at a time: enough that batches of like lengths fill up
 CHUNK = 512
@@ -59,10 +61,29 @@ def predict_examples(
     device: torch.device,
     report: EncodingReport,
     on_rows: Callable[[int], None] = lambda count: None,
+    ranks: Ranks = ALONE,
 ) -> Iterator[tuple[list[Any], list[Row]]]:
-    """Chunks of examples with their predictions, in the order they are read. `on_rows` is told of each chunk's size."""
+    """Chunks of examples with their predictions, in the order they are read. `on_rows` is told of each chunk's size.
+
+    Several processes (`ranks`) read the same examples and compute a share of each chunk; the first one gets all
+    predictions, and counts all in `report`, the others get none.
+    """
     remaining = iter(examples)
-    while chunk := list(itertools.islice(remaining, CHUNK)):
-        encoded = task.encode(chunk, report, train=False)
-        yield chunk, predict_encoded(task, model, chunk, encoded, device)
+    while True:
+        with ranks.alike():
+            chunk = list(itertools.islice(remaining, CHUNK * ranks.size))
+        check_same_count(len(chunk), ranks)
+        if not chunk:
+            return
+        own = chunk[split_evenly([1] * len(chunk), ranks.size)[ranks.rank]]
+        counted = EncodingReport()
+        with ranks.alike():
+            encoded = task.encode(own, counted, train=False)
+        predicted = predict_encoded(task, model, own, encoded, device)
+        rows: list[Row] = []
+        for (part, counts), _ in ranks.gather((predicted, asdict(counted))):
+            rows += part
+            report.merge(EncodingReport(**counts))
+        if ranks.is_first:
+            yield chunk, rows
         on_rows(len(chunk))

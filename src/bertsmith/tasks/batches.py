@@ -4,6 +4,7 @@ An example's sequences (windows of a long text, choices of a question) stay toge
 scores. Sequences of like length lie side by side, for attention is computed by length.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.tasks.examples import EncodedSequence
+from bertsmith.training.ranks import split_evenly
 
 # tokens that go through the model at once: what stays near the caches, what fills the chip
 TOKENS_AT_ONCE = {"cpu": 8192, "cuda": 65536}
@@ -65,6 +67,29 @@ def pack_examples(examples: Sequence[Sequence[EncodedSequence]], device: torch.d
         targets=to_device(np.concatenate([sequence.targets for sequence in sequences])),
         squared_lengths=int((lengths**2).sum()),
     )
+
+
+def pack_nothing(device: torch.device) -> PackedBatch:
+    """No example: what a rank without a share of a batch puts through the model."""
+    none = torch.zeros(0, dtype=torch.int64, device=device)
+    return PackedBatch(none, none, none, none.new_zeros(1), none, [], none, 0, none, 0)
+
+
+def split_for_ranks(
+    examples: Sequence[Sequence[EncodedSequence]], most_tokens: int | None, device: torch.device, ranks: int
+) -> list[list[Sequence[EncodedSequence]]]:
+    """The micro-batches of an optimizer step, which ranks take in turn: `split_by_tokens`.
+
+    `most_tokens` None: what suits the device, and where there are several ranks micro-batches of about one size, as
+    many for each of them.
+    """
+    if most_tokens is not None or ranks == 1:
+        return list(split_by_tokens(examples, most_tokens or TOKENS_AT_ONCE[device.type]))
+    lengths = [sum(map(len, example)) for example in examples]
+    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    count = ranks * math.ceil(sum(lengths) / ranks / TOKENS_AT_ONCE[device.type])
+    stretches = split_evenly([lengths[index] for index in order], count)
+    return [[examples[index] for index in order[stretch]] for stretch in stretches if order[stretch]]
 
 
 def split_by_tokens(

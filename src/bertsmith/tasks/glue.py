@@ -8,6 +8,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from bertsmith.tasks.runs import finetune
 from bertsmith.tasks.settings import FREE_TO_CHANGE, FinetuneSettings
 from bertsmith.tasks.submission import format_similarity, glue_score, write_submission
 from bertsmith.text.documents import ReadReport
+from bertsmith.training.ranks import ALONE, Ranks, share_settings
 from bertsmith.training.setup import settings_of_run
 
 SUBMISSION = "submission.zip"
@@ -35,14 +37,41 @@ SUBMISSION = "submission.zip"
 _FILES = {"test_matched": "-m", "test_mismatched": "-mm"}
 
 
-def run_glue(settings: FinetuneSettings, folder: str, out: Path, tasks: Sequence[str] = ()) -> dict[str, Any]:
+def run_glue(
+    settings: FinetuneSettings, folder: str, out: Path, tasks: Sequence[str] = (), ranks: Ranks = ALONE
+) -> dict[str, Any]:
     """Fine-tune on the tasks named (all found, if none is), predict their test files, write the zip; the summary.
 
     `settings`: for every task alike; their `task` and files are not looked at. Tasks that are not named and whose
-    folder holds no training file are left out, which is said. Raises UserError, before any training,
-    for tasks and files that are not there.
+    folder holds no training file are left out, which is said. Several processes (`ranks`) call it together; all but the
+    first one return {}. Raises UserError, before any training, for tasks and files that are not there.
     """
-    found = find_glue_tasks(folder)
+    with ranks.alike():
+        found = find_glue_tasks(folder)
+        wanted, empty = choose_tasks(folder, found, tasks)
+    trained = [name for name in wanted if name != "ax"]
+    each = {
+        name: share_settings(FinetuneSettings, partial(settings_of_task, settings, name, found[name], out), ranks)
+        for name in trained
+    }
+    with ranks.alike():
+        check_files(wanted, found)
+    summaries: dict[str, Any] = {}
+    for number, name in enumerate(trained, 1):
+        say(f"task {number}/{len(trained)}: {GLUE_TASKS[name].title}")
+        summaries[name] = finetune(each[name], out / name, ranks)
+    if "ax" in wanted:
+        (path,) = require_glue_files(GLUE_TASKS["ax"], found["ax"], "test").values()
+        predicted = out / "mnli" / "ax.predictions.jsonl"
+        predict_file(out / "mnli", path, predicted, settings.device, settings.precision, part_of="ax", ranks=ranks)
+    return write_results(out, wanted, found, empty, summaries) if ranks.is_first else {}
+
+
+def choose_tasks(folder: str, found: Mapping[str, str], tasks: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The tasks to run, of those found (task → its folder); and of those that cannot be, why.
+
+    Raises UserError for names that are not there, and where nothing is to be run.
+    """
     wanted = list(dict.fromkeys(glue_name(name) for name in tasks)) or list(found)
     if absent := [name for name in wanted if name not in found]:
         raise UserError(f"{folder}: holds no folder for {', '.join(absent)}; it has {', '.join(found)}")
@@ -58,16 +87,20 @@ def run_glue(settings: FinetuneSettings, folder: str, out: Path, tasks: Sequence
         raise UserError(
             f"{folder}: none of its {len(empty)} task folders holds a training file; there is nothing to do"
         )
-    trained = [name for name in wanted if name != "ax"]
-    each = {name: settings_of_task(settings, name, found[name], out) for name in trained}
-    check_files(wanted, found)
-    summaries: dict[str, Any] = {}
-    for number, name in enumerate(trained, 1):
-        say(f"task {number}/{len(trained)}: {GLUE_TASKS[name].title}")
-        summaries[name] = finetune(each[name], out / name)
+    return wanted, empty
+
+
+def write_results(
+    out: Path,
+    wanted: Sequence[str],
+    found: Mapping[str, str],
+    empty: Mapping[str, str],
+    summaries: dict[str, Any],
+) -> dict[str, Any]:
+    """Submission and table from what every task's run left in OUT/<task>; the JSON summary."""
     predictions: dict[str, list[tuple[str, str]]] = {}
     left_out: dict[str, str] = {}
-    for name in trained:
+    for name in summaries:
         tests = find_glue_files(GLUE_TASKS[name], found[name], "test")
         if not tests:
             left_out[GLUE_TASKS[name].title] = "no test file"
@@ -76,9 +109,7 @@ def run_glue(settings: FinetuneSettings, folder: str, out: Path, tasks: Sequence
             predictions[title] = spell_predictions(name, path, out / name / f"{split}.predictions.jsonl")
     if "ax" in wanted:
         (path,) = require_glue_files(GLUE_TASKS["ax"], found["ax"], "test").values()
-        predicted = out / "mnli" / "ax.predictions.jsonl"
-        predict_file(out / "mnli", path, predicted, settings.device, settings.precision, part_of="ax")
-        predictions["AX"] = spell_predictions("ax", path, predicted)
+        predictions["AX"] = spell_predictions("ax", path, out / "mnli" / "ax.predictions.jsonl")
     for name, task in GLUE_TASKS.items():
         if name not in wanted:
             left_out[task.title] = empty.get(name, "not run" if name in found else "no folder for it")

@@ -4,6 +4,7 @@ A run that is finished is not made again, one that was killed goes on; so the sa
 folder with the same bits.
 """
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from bertsmith.errors import UserError
-from bertsmith.hardware import Machine, prepare_machine
+from bertsmith.hardware import Machine
 from bertsmith.inference.predict import predict_file
 from bertsmith.model.task_model import BertForTask
 from bertsmith.model.weights import find_model, read_config
@@ -23,65 +24,90 @@ from bertsmith.progress import say
 from bertsmith.storage import write_text
 from bertsmith.tasks.classification import MultilabelTask
 from bertsmith.tasks.data import TaskData, open_task_data
-from bertsmith.tasks.finetune import BEST, RunPlan, check_inputs, finetune_once, load_best, read_result
+from bertsmith.tasks.finetune import finetune_once
 from bertsmith.tasks.model_folder import empty_model, open_tokenizer, save_task_model, start_model
 from bertsmith.tasks.pictures import plot_confusion
 from bertsmith.tasks.registry import make_task
+from bertsmith.tasks.run_state import BEST, RunPlan, check_inputs, load_best, read_result
 from bertsmith.tasks.settings import PAPER_GRID, FinetuneSettings
 from bertsmith.tasks.task import to_weights
 from bertsmith.training.metrics_log import plot_loss
+from bertsmith.training.ranks import ALONE, Ranks, prepare_machines
 from bertsmith.training.setup import CONFIG_FILE
 from bertsmith.training.state import locked_run
 
 
-def finetune(settings: FinetuneSettings, out: Path) -> dict[str, Any]:
+def finetune(settings: FinetuneSettings, out: Path, ranks: Ranks = ALONE) -> dict[str, Any]:
     """Fine-tune as `settings` say in the run folder `out`, resuming what is there; returns the JSON summary.
 
-    Raises UserError, before any training, for files, columns, labels and lengths that do not fit.
+    Several processes (`ranks`, see training/ranks.py) call it together with the same settings; all but the first one
+    return {}. Raises UserError, before any training, for files, columns, labels and lengths that do not fit.
     """
-    with locked_run(out):
-        return _finetune(settings, out)
+    with contextlib.ExitStack() as lock:
+        with ranks.alike():
+            if ranks.is_first:
+                lock.enter_context(locked_run(out))
+        return _finetune(settings, out, ranks)
 
 
-def _finetune(settings: FinetuneSettings, out: Path) -> dict[str, Any]:
-    source = find_model(settings.model)
-    config, _ = read_config(source)
-    data = open_task_data(settings, config, open_tokenizer(source, config))
-    set_class_weights(settings, data)
+def _finetune(settings: FinetuneSettings, out: Path, ranks: Ranks) -> dict[str, Any]:
     plans = list(make_plans(settings))
-    check_runs(plans, out)
-    # what is wrong with the model is said now
-    inputs = inputs_sha256(data, start_model(source, data.task, 0, settings.dropout, settings.random_init))
-    machine = prepare_machine(settings.device, settings.precision)
+    with ranks.alike():
+        source = find_model(settings.model)
+        config, _ = read_config(source)
+        data = open_task_data(settings, config, open_tokenizer(source, config))
+        set_class_weights(settings, data)
+        if ranks.is_first:
+            check_runs(plans, out)
+        # what is wrong with the model is said now
+        inputs = inputs_sha256(data, start_model(source, data.task, 0, settings.dropout, settings.random_init))
+    inputs_of_first = ranks.share(inputs)
+    with ranks.alike():
+        if inputs != inputs_of_first:
+            raise UserError("data, model: the files here do not hold the same as those of the first rank's machine")
+    machine = prepare_machines(settings.device, settings.precision, ranks)
     settings = replace(settings, precision=cast(Any, machine.precision))
-    write_text(out / CONFIG_FILE, settings_to_toml(settings))
-    say(f"{machine.describe()}; {len(data.train):,} training examples, {len(plans)} run{'s' * (len(plans) > 1)}")
+    if ranks.is_first:
+        write_text(out / CONFIG_FILE, settings_to_toml(settings))
+    processes = f"{ranks.size} processes, each on " if ranks.size > 1 else ""
+    runs = f"{len(plans)} run{'s' * (len(plans) > 1)}"
+    say(f"{processes}{machine.describe()}; {len(data.train):,} training examples, {runs}")
 
     results: list[dict[str, Any]] = []
     best = 0  # the number of the best run so far: the only one whose weights stay on disk
     metric = data.task.metric
     folders = [run_folder(plan, plans, out) for plan in plans]
     for number, (plan, folder) in enumerate(zip(plans, folders, strict=True)):
-        result = read_result(folder)
+        result = ranks.share(read_result(folder) if ranks.is_first else None)
         if result is None:
             if len(plans) > 1:
                 say(f"run {number + 1}/{len(plans)}: {plan.name}")
-            result = run_one(plan, settings, data, source, machine, folder, inputs)
-        check_inputs(result["inputs_sha256"], inputs, folder)
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+            result = ranks.share(run_one(plan, settings, data, source, machine, folder, inputs, ranks))
+        with ranks.alike():
+            check_inputs(result["inputs_sha256"], inputs, folder)
         results.append(result)
         better = result["dev"][metric] > results[best]["dev"][metric]
-        if number:
-            (folders[best] if better else folder).joinpath(BEST).unlink(missing_ok=True)
+        if ranks.is_first:
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+            if number:
+                (folders[best] if better else folder).joinpath(BEST).unlink(missing_ok=True)
         best = number if better else best
-    keep_best(settings, data, source, results[best], folders[best], out)
+    with ranks.alike():  # the others wait for the model, to predict with it
+        if ranks.is_first:
+            keep_best(settings, data, source, results[best], folders[best], out)
     tests = {
         name: predict_file(
-            out / "model", test, out / f"{name}.predictions.jsonl", settings.device, settings.precision, score=True
+            out / "model",
+            test,
+            out / f"{name}.predictions.jsonl",
+            settings.device,
+            settings.precision,
+            score=True,
+            ranks=ranks,
         )
         for name, test in data.files.test.items()
     }
-    return summarize(data, results, results[best], out) | {"test": tests}
+    return summarize(data, results, results[best], out) | {"test": tests} if ranks.is_first else {}
 
 
 def run_folder(plan: RunPlan, plans: Sequence[RunPlan], out: Path) -> Path:
@@ -129,11 +155,15 @@ def run_one(
     machine: Machine,
     folder: Path,
     inputs: str,
+    ranks: Ranks,
 ) -> dict[str, Any]:
-    """Make one run to its end and write its result.json, the sign that it is whole."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Make one run to its end and write its result.json, the sign that it is whole; the result is the first rank's."""
+    if ranks.is_first:
+        folder.mkdir(parents=True, exist_ok=True)
     model = start_model(source, data.task, plan.seed, settings.dropout, settings.random_init)
-    result = finetune_once(plan, settings, data, model, machine, folder, inputs)
+    result = finetune_once(plan, settings, data, model, machine, folder, inputs, ranks)
+    if not ranks.is_first:
+        return {}
     plot_loss(folder, title="Fine-tuning loss")
     if confusion := result["details"].get("confusion"):
         plot_confusion(folder / "confusion.png", confusion, data.task.spec.labels)

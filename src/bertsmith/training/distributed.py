@@ -7,42 +7,43 @@ it. What ranks agree on besides: ranks.py.
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from bertsmith.errors import UserError
 from bertsmith.hardware import Machine
-from bertsmith.model.bert import BertForPreTraining, PretrainingLoss
+from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.dropout import DropoutMasks
-from bertsmith.rank import describe_rank, local_rank
+from bertsmith.model.task_model import BertForTask
 from bertsmith.training.checkpoint import Checkpoint
 from bertsmith.training.optimizer import BertOptimizer
-from bertsmith.training.ranks import Ranks
+from bertsmith.training.ranks import Ranks, check_own_gpu
+
+Model = TypeVar("Model", BertForPreTraining, BertForTask)
 
 
-class SpreadModel:
+class SpreadModel(Generic[Model]):
     """The model as the loop calls it; this class is for one process.
 
     Gradients are averaged over the ranks: a loss that is to be summed takes a scale of `ranks.size` over its targets.
     """
 
-    def __init__(self, model: BertForPreTraining, module: nn.Module) -> None:
-        self.model = model
+    def __init__(self, model: Model, module: nn.Module) -> None:
+        self.model: Model = model
         """With the parameters that the optimizer updates."""
         self._module = module
 
-    def __call__(self, **batch: Any) -> PretrainingLoss:
-        """The loss of a micro-batch; see BertForPreTraining.forward."""
-        return self._module(**batch)
+    def __call__(self, *batch: Any, **named: Any) -> Any:
+        """What the model's `forward` gives for a micro-batch: a loss, or scores."""
+        return self._module(*batch, **named)
 
     def micro_batch(self, last: bool) -> AbstractContextManager[None]:
         """Forward and backward pass of a micro-batch belong in here; only the step's `last` one moves gradients."""
         return nullcontext()
 
 
-class _Replicated(SpreadModel):
+class _Replicated(SpreadModel[Model]):
     """A copy on every rank; DistributedDataParallel sums gradients in buckets while the backward pass goes on.
 
     The word table's gradient comes in one piece, from the look-up (TiedGradient), so that its bucket goes off once it
@@ -53,7 +54,7 @@ class _Replicated(SpreadModel):
         return nullcontext() if last else self._module.no_sync()  # type: ignore[operator]
 
 
-class _Sharded(SpreadModel):
+class _Sharded(SpreadModel[Model]):
     """Each rank holds its share of every tensor (FSDP2); a layer is put together when it is needed."""
 
     def micro_batch(self, last: bool) -> AbstractContextManager[None]:
@@ -61,7 +62,7 @@ class _Sharded(SpreadModel):
         return nullcontext()
 
 
-def spread_model(model: BertForPreTraining, how: str, ranks: Ranks, machine: Machine) -> SpreadModel:
+def spread_model(model: Model, how: str, ranks: Ranks, machine: Machine) -> SpreadModel[Model]:
     """Put `model` on the machine and on all ranks, with the first rank's weights. Changes `model` in place.
 
     `how`: "ddp", a copy on every rank; or "fsdp", for models that do not fit: weights, gradients and optimizer state
@@ -71,11 +72,7 @@ def spread_model(model: BertForPreTraining, how: str, ranks: Ranks, machine: Mac
     Raises UserError where a machine has more processes than GPUs.
     """
     device = machine.device
-    if device.type == "cuda" and local_rank() >= torch.cuda.device_count():
-        raise UserError(
-            f"{describe_rank()}: this machine has {torch.cuda.device_count()} GPUs, too few for its processes; lower "
-            "--nproc-per-node, or use --device cpu"
-        )
+    check_own_gpu(device)
     if how == "fsdp":
         for layer in model.bert.encoder.layer:
             _recompute(layer)
@@ -94,7 +91,7 @@ def spread_model(model: BertForPreTraining, how: str, ranks: Ranks, machine: Mac
     return _Replicated(model, DistributedDataParallel(model, gradient_as_bucket_view=True))
 
 
-def _shard(model: BertForPreTraining, ranks: Ranks, machine: Machine) -> None:
+def _shard(model: Model, ranks: Ranks, machine: Machine) -> None:
     """Divide layer by layer, and what is left (embeddings, pooler, heads) as one more.
 
     Layers are put together in the type they compute in, which is what each of their parts would cast the float32

@@ -1,4 +1,4 @@
-"""What the processes (ranks) that train one model agree on: how they meet, and how they part.
+"""What the processes (ranks) that work on one job agree on: how they meet, and how they part.
 
 `torchrun --nproc-per-node N -m bertsmith pretrain …` starts N processes that run the same loop. What the loop decides
 (when to stop, to log, to save) is agreed on here, so that every rank takes the same steps; the first rank alone reads
@@ -17,27 +17,40 @@ import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from bertsmith.corpus.batches import Batch
 from bertsmith.errors import ToldElsewhere, UserError
+from bertsmith.hardware import Machine, prepare_machine
 from bertsmith.options import Recipe, load_settings, settings_to_toml
 from bertsmith.progress import say, silenced
 from bertsmith.rank import describe_rank, local_rank, own_rank, world_size
 from bertsmith.signals import sigterm_as
-from bertsmith.training.settings import PretrainSettings
 
 # how long a rank whose work was ended by another one waits to be ended too, so that torchrun names the one that failed
 LINGER_SECONDS = 3.0
 # for all ranks to come together, and for one to wait for another at any later point (for a checkpoint to be written)
 JOIN_TIMEOUT = timedelta(minutes=30)
+Arrays = list[npt.NDArray[Any]]
+Settings = TypeVar("Settings")
+
+
+class _Precise(Protocol):
+    @property
+    def precision(self) -> str:
+        """fp32 or bf16."""
+
+
+Made = TypeVar("Made", bound=_Precise)
 
 
 class Ranks:
-    """This process among those that train one model; this class is the process that trains alone.
+    """This process among those that work on one job; this class is the process that works alone.
 
     Every method but `even_out` is to be called by all ranks at the same point.
     """
@@ -58,8 +71,17 @@ class Ranks:
         """The first rank's `value` (anything JSON holds) on every rank; what the others give is not looked at."""
         return value
 
+    def gather(self, value: Any, arrays: Sequence[npt.NDArray[Any]] = ()) -> Iterator[tuple[Any, Arrays]]:
+        """Each rank's `value` (anything JSON holds) and `arrays`, in the order of ranks, on the first; there one by one
+        as they are asked for, so that they need not be in memory together. On the others nothing."""
+        return iter([(value, list(arrays))])
+
     def broadcast(self, tensor: Tensor) -> None:
         """Overwrite `tensor`, on the CPU, with the first rank's."""
+
+    def stop(self, message: str) -> UserError:
+        """What to raise where every rank finds the same, so that it is told once."""
+        return (UserError if self.is_first else ToldElsewhere)(message)
 
     def alike(self) -> AbstractContextManager[None]:
         """What the user is to be told of in here ends every rank, and is told once; no other method may be called."""
@@ -106,6 +128,35 @@ class ProcessGroupRanks(Ranks):
         dist.broadcast(buffer, source)
         return json.loads(bytes(buffer.tolist()))
 
+    def gather(self, value: Any, arrays: Sequence[npt.NDArray[Any]] = ()) -> Iterator[tuple[Any, Arrays]]:
+        import torch.distributed as dist
+
+        if self.is_first:
+            return self._receive_all(value, list(arrays))
+        shapes = [(array.dtype.str, array.shape) for array in arrays]
+        header = np.frombuffer(bytearray(json.dumps((value, shapes)).encode()), dtype=np.uint8)
+        dist.send(torch.tensor(len(header)), 0)
+        for array in (header, *arrays):
+            if array.size:
+                dist.send(torch.from_numpy(np.ascontiguousarray(array).reshape(-1).view(np.uint8)), 0)
+        return iter(())
+
+    def _receive_all(self, value: Any, arrays: Arrays) -> Iterator[tuple[Any, Arrays]]:
+        import torch.distributed as dist
+
+        yield value, arrays
+        for rank in range(1, self.size):
+            length = torch.tensor(0)
+            dist.recv(length, rank)
+            header = torch.empty(int(length), dtype=torch.uint8)
+            dist.recv(header, rank)
+            value, shapes = json.loads(header.numpy().tobytes())
+            received = [np.empty(shape, dtype) for dtype, shape in shapes]
+            for array in received:
+                if array.size:
+                    dist.recv(torch.from_numpy(array.reshape(-1).view(np.uint8)), rank)
+            yield value, received
+
     def broadcast(self, tensor: Tensor) -> None:
         import torch.distributed as dist
 
@@ -125,7 +176,7 @@ class ProcessGroupRanks(Ranks):
         if (source := int(failing)) == self.size:
             return
         message = self.share(f"{describe_rank()}: {error}" if source else str(error), source)
-        raise (UserError if self.is_first else ToldElsewhere)(message) from error
+        raise self.stop(message) from error
 
 
 @contextlib.contextmanager
@@ -171,7 +222,7 @@ def join_ranks() -> Iterator[Ranks]:
                 raise
             say(
                 "bertsmith: another process of this job ended in the middle of the work; if it could say why, it did "
-                "above or in its machine's log. The same command goes on from the last checkpoint"
+                "above or in its machine's log. The same command begins again, training from its last checkpoint"
             )
             _linger()
             raise ToldElsewhere("another process of this job ended in the middle of the work") from error
@@ -236,9 +287,71 @@ def _linger() -> None:
         time.sleep(LINGER_SECONDS)
 
 
-def share_settings(make: Callable[[], PretrainSettings], ranks: Ranks) -> PretrainSettings:
+def share_settings(kind: type[Settings], make: Callable[[], Settings], ranks: Ranks) -> Settings:
     """What `make` gives on the first rank, on every rank: recipe and run folder need be on its machine only."""
     if ranks.size == 1:
         return make()
-    text = ranks.share(settings_to_toml(make()) if ranks.is_first else None)
-    return load_settings(PretrainSettings, Recipe(tomllib.loads(text), "the first rank's settings"))
+    text = ""
+    with ranks.alike():
+        if ranks.is_first:
+            text = settings_to_toml(make())
+    return load_settings(kind, Recipe(tomllib.loads(ranks.share(text)), "the first rank's settings"))
+
+
+def make_alike(make: Callable[[str], Made], precision: str, ranks: Ranks) -> Made:
+    """`make(precision)` on every rank; "auto" becomes on all what the first one finds it to be.
+
+    Raises UserError, on all alike, as `make` does.
+    """
+    made: Made | None = None
+    with ranks.alike():
+        if precision != "auto" or ranks.is_first:
+            made = make(precision)
+    found = ranks.share(None if made is None else made.precision)
+    with ranks.alike():
+        if made is None:
+            made = make(found)
+    return made
+
+
+def prepare_machines(device: str, precision: str, ranks: Ranks) -> Machine:
+    """`prepare_machine` on every rank, with one precision. Raises UserError as it and `check_own_gpu` do."""
+
+    def prepare(precision: str) -> Machine:
+        machine = prepare_machine(device, precision)
+        check_own_gpu(machine.device)
+        return machine
+
+    return make_alike(prepare, precision, ranks)
+
+
+def check_own_gpu(device: torch.device) -> None:
+    """Raise UserError where this machine has more processes than GPUs."""
+    if device.type == "cuda" and local_rank() >= torch.cuda.device_count():
+        raise UserError(
+            f"{describe_rank()}: this machine has {torch.cuda.device_count()} GPUs, too few for its processes; lower "
+            "--nproc-per-node, or use --device cpu"
+        )
+
+
+def check_same_count(count: int, ranks: Ranks) -> None:
+    """Raise UserError where the ranks did not read equally many rows: they have different files under one name."""
+    (total,), (expected,) = ranks.agree((count,), (count,))
+    if total != ranks.size * expected:
+        raise ranks.stop("the input file is not the same for all processes; put it where all of them see it")
+
+
+def split_evenly(sizes: Sequence[int], parts: int) -> list[slice]:
+    """`parts` stretches of items of these sizes, about equal in size; none is empty while there are items for all."""
+    stretches, begin, left = [], 0, sum(sizes)
+    for others in range(parts - 1, -1, -1):  # stretches to come after this one
+        end, size = begin, 0
+        while end < len(sizes):
+            fits = 2 * size + sizes[end] <= 2 * left / (others + 1) and end < len(sizes) - others
+            if end > begin and others and not fits:
+                break
+            size += sizes[end]
+            end += 1
+        stretches.append(slice(begin, end))
+        begin, left = end, left - size
+    return stretches

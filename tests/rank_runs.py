@@ -24,6 +24,9 @@ import torch
 PRELOADED = [
     "rank_runs",
     "bertsmith.training.loop",
+    "bertsmith.tasks.glue",
+    "bertsmith.inference.embed",
+    "bertsmith.inference.loaded",
     "torch._dynamo",
     "torch.nn.parallel.distributed",
     "torch.distributed.fsdp",
@@ -133,12 +136,13 @@ def train_rank(corpus: Path, out: Path, changes: dict[str, Any], prepare: Callab
 
     from bertsmith.training.loop import pretrain
     from bertsmith.training.ranks import join_ranks, share_settings
+    from bertsmith.training.settings import PretrainSettings
 
     probe = Probe(Patch())
     with join_ranks() as ranks:
         if prepare is not None:
             prepare(probe, ranks.rank)
-        settings = share_settings(lambda: make_settings(corpus, out, **changes), ranks)
+        settings = share_settings(PretrainSettings, lambda: make_settings(corpus, out, **changes), ranks)
         summary = pretrain(settings, out, ranks)
     return {"summary": summary, "rows": example_rows(probe.batches)}
 

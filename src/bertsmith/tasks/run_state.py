@@ -1,0 +1,118 @@
+"""How far one fine-tuning run is, and what it keeps in its folder: checkpoints, the best weights, its result.
+
+The first rank alone reads and writes them; where there are several, the others are told (training/ranks.py).
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bertsmith.errors import UserError
+from bertsmith.model.task_model import BertForTask
+from bertsmith.progress import say
+from bertsmith.storage import atomic_file
+from bertsmith.training.checkpoint import Checkpoint, find_newest_checkpoint
+from bertsmith.training.ranks import Ranks
+
+BEST = "best.safetensors"
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What distinguishes one run of a command from another."""
+
+    seed: int
+    learning_rate: float
+    batch_size: int
+    epochs: float
+
+    @property
+    def name(self) -> str:
+        """A folder's name."""
+        return f"lr-{self.learning_rate:g}-batch-{self.batch_size}-epochs-{self.epochs:g}-seed-{self.seed}"
+
+
+@dataclass
+class RunState:
+    """How far a run is; what a checkpoint keeps beside weights and optimizer."""
+
+    step: int = 0
+    skipped_steps: int = 0
+    bad_in_a_row: int = 0
+    seconds: float = 0.0
+    """Time in training steps and their log (not in evaluation), over all parts of the run."""
+    tokens: int = 0
+    examples: int = 0
+    window: dict[str, float] = field(default_factory=dict)
+    """Sums since the last log line."""
+    history: list[dict[str, Any]] = field(default_factory=list)
+    """An evaluation each: step, epoch, the dev metrics."""
+    best: dict[str, Any] | None = None
+    """The evaluation whose weights lie in BEST: as in `history`, with `degenerate` and the scorer's `details`."""
+    arithmetic: dict[str, Any] | None = None
+    inputs_sha256: str = ""
+    """Of the rows and the weights that the run began with."""
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], inputs_sha256: str, folder: Path) -> "RunState":
+        """What a checkpoint kept. Raises UserError when it is not of this version, or not of these inputs."""
+        try:
+            state = cls(**values)
+        except TypeError as error:
+            raise UserError(
+                f"{folder}: its checkpoint was written by another version of bertsmith ({error}); resume with that one"
+            ) from error
+        check_inputs(state.inputs_sha256, inputs_sha256, folder)
+        if state.best is not None and not (folder / BEST).is_file():
+            raise UserError(f"{folder / BEST}: is gone, so that this run cannot go on; start again with another --out")
+        return state
+
+
+def check_inputs(before: str, now: str, folder: Path) -> None:
+    """Raise UserError unless a run began with the rows and the model that there are now."""
+    if before != now:
+        raise UserError(
+            f"{folder}: this run began with another model, or with other rows to learn from or to score on, than the "
+            "files hold now; give the same ones to go on, or another --out"
+        )
+
+
+def find_start(folder: Path, inputs_sha256: str, ranks: Ranks) -> tuple[RunState, Checkpoint | None, bool]:
+    """How far the run in `folder` is as the first rank finds it, what to load there, and whether it goes on at all.
+
+    Raises UserError, on all ranks alike, for a checkpoint that does not fit.
+    """
+    state, checkpoint = RunState(inputs_sha256=inputs_sha256), None
+    with ranks.alike():
+        if ranks.is_first:
+            checkpoint, broken = find_newest_checkpoint(folder)
+            for message in broken:
+                say(f"warning: {message}")
+            if checkpoint is not None:
+                state = RunState.from_dict(checkpoint.state, inputs_sha256, folder)
+    values = ranks.share(None if checkpoint is None else checkpoint.state)
+    if values is not None and not ranks.is_first:
+        state = RunState(**values)
+    return state, checkpoint, values is not None
+
+
+def save_weights(path: Path, model: BertForTask) -> None:
+    """All parameters, complete or not at all."""
+    from safetensors.torch import save_file
+
+    with atomic_file(path) as partial:
+        save_file({name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}, partial)
+
+
+def load_best(path: Path, model: BertForTask) -> None:
+    """What `save_weights` wrote."""
+    from safetensors.torch import load_file
+
+    model.load_state_dict(load_file(path))
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """The result of a finished run in `folder`; None when it is not finished."""
+    path = folder / "result.json"
+    return json.loads(path.read_bytes()) if path.is_file() else None
