@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from bertsmith.corpus.batches import Batch
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.dropout import DropoutMasks
-from bertsmith.training.evaluation import Evaluation, batch_tensors, evaluate
+from bertsmith.training.device_batches import batch_tensors
+from bertsmith.training.evaluation import Evaluation, evaluate
 from bertsmith.training.setup import build_model, evaluation_stream, open_data
 
 CPU = torch.device("cpu")

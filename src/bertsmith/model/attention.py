@@ -1,170 +1,69 @@
-"""Self-attention within each sequence of a packed batch, over groups of sequences of like length.
+"""Self-attention within each sequence of a packed batch: which kernel, and what it must know of the batch.
 
-In: query, key and value of all tokens side by side, (T, 3H). Out: context, (T, H). Sequences are grouped by length so
-that a group is one dense (n, heads, L, L) product; a shorter sequence in a group is padded for this product only and
-its padding is masked, never seen by another layer. Scaled dot-product attention: Vaswani et al. 2017, section 3.2.1.
+In: query, key and value of all tokens side by side, (T, 3H). Out: context, (T, H). Two kernels: variable-length flash
+attention on CUDA in 16 bits (varlen.py), and products over groups of sequences of like length everywhere else
+(grouped.py).
 """
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from bertsmith.model import varlen
 from bertsmith.model.dropout import DropoutMasks
-
-# a sequence joins a group when padding it to the group's longest wastes at most this share, or so many tokens: one more
-# group costs more than a few
-MAXIMUM_PADDING = 0.12
-FREE_PADDING = 16
-# a group's length is filled up to a multiple of this: a few shapes, which oneDNN has kernels for already
-LENGTH_STEP = 16
-
-
-@dataclass(frozen=True)
-class LengthGroup:
-    """`count` sequences attended together at `length`."""
-
-    count: int
-    length: int
-    rows: Tensor | None  # (count * length,) token of each padded place, 0 for padding; None: the batch as it lies
-    padding: Tensor | None  # (count, 1, 1, length) True on padding; None: no padding
-    real_rows: Tensor | None = None  # (t,) the tokens of the group; None with `rows`
-    real_places: Tensor | None = None  # (t,) the padded place of each
+from bertsmith.model.grouped import LengthGroup, group_by_length, grouped_attention
+from bertsmith.model.varlen import VarlenPlan, varlen_attention
 
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """How a batch's sequences are grouped; made once a batch, used by every layer."""
+    """Where a batch's sequences lie; made once a batch, used by every layer. What a kernel needs is made when asked."""
 
-    groups: tuple[LengthGroup, ...]
-    tokens: int
-    """T of the sequences; rows past them are none's (see `fill_up`)."""
+    starts: npt.NDArray[np.int64]
+    """(N+1,), on the host: sequence n is tokens [starts[n], starts[n+1])."""
+    device: torch.device
+    _varlen: dict[int, VarlenPlan] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """T of the sequences; rows past them are none's (see `fill_up`)."""
+        return int(self.starts[-1])
+
+    @cached_property
+    def groups(self) -> tuple[LengthGroup, ...]:
+        """Sequences of like length, for the grouped kernel."""
+        return group_by_length(self.starts, self.device)
+
+    def varlen(self, rows: int) -> VarlenPlan:
+        """For the variable-length kernel over `rows` rows, T or more."""
+        if rows not in self._varlen:
+            longest = max(1, int(np.diff(self.starts).max(initial=0)))
+            covering = torch.from_numpy(varlen.cover_rows(self.starts, rows, longest))
+            self._varlen[rows] = VarlenPlan(covering.to(self.device, non_blocking=True), longest)
+        return self._varlen[rows]
+
+
+Plan = AttentionPlan | VarlenPlan
 
 
 def plan_attention(sequence_starts: Tensor) -> AttentionPlan:
-    """Group sequences by length. `sequence_starts` (N+1,): sequence n is tokens [starts[n], starts[n+1])."""
-    starts = sequence_starts.cpu().numpy()
-    lengths = np.diff(starts)
-    device = sequence_starts.device
-    if len(lengths) and (lengths == lengths[0]).all():
-        return AttentionPlan((LengthGroup(len(lengths), int(lengths[0]), None, None),), int(starts[-1]))
-    order = np.argsort(-lengths, kind="stable")
-    groups = []
-    first = 0
-    while first < len(order):
-        length = int(lengths[order[first]])
-        shortest = max(1, min(int(length * (1 - MAXIMUM_PADDING)), length - FREE_PADDING))
-        members = order[first:]
-        members = members[lengths[members] >= shortest]
-        length += -length % LENGTH_STEP
-        place = np.arange(length)
-        outside = place >= lengths[members, None]  # (count, length)
-        rows = np.where(outside, 0, starts[members, None] + place).reshape(-1)
-        real = np.flatnonzero(~outside)
-        padding = torch.from_numpy(outside).to(device)[:, None, None, :] if outside.any() else None
-        on_device = (torch.from_numpy(array).to(device) for array in (rows[real], real))
-        groups.append(LengthGroup(len(members), length, torch.from_numpy(rows).to(device), padding, *on_device))
-        first += len(members)
-    return AttentionPlan(tuple(groups), int(starts[-1]))
+    """Of `sequence_starts` (N+1,). On a GPU this waits for them; who has them on the host makes an AttentionPlan."""
+    return AttentionPlan(sequence_starts.cpu().numpy(), sequence_starts.device)
 
 
-def _split_heads(group: LengthGroup, packed: Tensor, parts: int, heads: int) -> Tensor:
-    """(T, parts * H) → (parts, n * heads, L, d), contiguous; padding holds copies of token 0 and must be masked."""
-    rows = packed if group.rows is None else packed.index_select(0, group.rows)
-    split = rows.view(group.count, group.length, parts, heads, -1).permute(2, 0, 3, 1, 4)
-    return split.contiguous().view(parts, group.count * heads, group.length, -1)
-
-
-def _join_heads(group: LengthGroup, split: Tensor, heads: int, out: Tensor) -> None:
-    """(parts, n * heads, L, d) → its rows of `out` (T, parts * H); padding is dropped."""
-    parts = split.shape[0]
-    joined = split.view(parts, group.count, heads, group.length, -1).permute(1, 3, 0, 2, 4)
-    if group.rows is None:
-        out.view(joined.shape).copy_(joined)
-        return
-    joined = joined.reshape(group.count * group.length, -1)
-    assert group.real_rows is not None
-    assert group.real_places is not None
-    if group.padding is not None:
-        joined = joined.index_select(0, group.real_places)
-    out.index_copy_(0, group.real_rows, joined)
-
-
-class _GroupedAttention(torch.autograd.Function):
-    """softmax(QKᵀ/√d) with dropout, times V, group by group.
-
-    Kept for the backward pass: the heads of Q, K and V and the probabilities. Dropout masks are drawn again.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, qkv: Tensor, plan: AttentionPlan, heads: int, probability: float, masks: DropoutMasks | None
-    ) -> Tensor:
-        hidden_size = qkv.shape[1] // 3
-        context = qkv.new_empty(qkv.shape[0], hidden_size)
-        context[plan.tokens :] = 0
-        qkv, out = qkv[: plan.tokens], context[: plan.tokens]
-        saved, keys = [], []
-        for group in plan.groups:
-            split = _split_heads(group, qkv, 3, heads)
-            query, key, value = split  # each (n * heads, L, d)
-            probabilities = _attention_probabilities(group, query, key, heads)  # (n * heads, L, L)
-            kept = probabilities
-            if masks is not None:
-                keys.append(masks.next_key())
-                kept = probabilities * masks.draw(keys[-1], probability, probabilities.shape, probabilities)
-            _join_heads(group, torch.bmm(kept, value)[None], heads, out)
-            saved += [split, probabilities]
-        ctx.save_for_backward(*saved)
-        ctx.plan, ctx.heads, ctx.probability, ctx.masks, ctx.keys = plan, heads, probability, masks, keys
-        return context
-
-    @staticmethod
-    def backward(ctx: Any, grad_context: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
-        tokens = ctx.plan.tokens
-        grad_context = grad_context.contiguous()
-        grad_qkv = grad_context.new_empty(grad_context.shape[0], 3 * grad_context.shape[1])
-        grad_qkv[tokens:] = 0
-        grad_context, out = grad_context[:tokens], grad_qkv[:tokens]
-        for index, group in enumerate(ctx.plan.groups):
-            split, probabilities = saved[2 * index : 2 * index + 2]
-            query, key, value = split
-            grad_out = _split_heads(group, grad_context, 1, ctx.heads)[0]  # (n * heads, L, d)
-            if group.padding is not None:  # padded queries hold a copy of token 0's gradient
-                grad_out.view(group.count, ctx.heads, group.length, -1).masked_fill_(group.padding.mT, 0)
-            grads = torch.empty_like(split)
-            scale = query.shape[-1] ** -0.5
-            grad_kept = torch.bmm(grad_out, value.mT)
-            if ctx.masks is None:
-                torch.bmm(probabilities.mT, grad_out, out=grads[2])
-            else:
-                mask = ctx.masks.draw(ctx.keys[index], ctx.probability, probabilities.shape, probabilities)
-                torch.bmm((probabilities * mask).mT, grad_out, out=grads[2])
-                grad_kept.mul_(mask)
-            grad_scores = torch._softmax_backward_data(grad_kept, probabilities, -1, probabilities.dtype)
-            torch.baddbmm(grads[0], grad_scores, key, beta=0, alpha=scale, out=grads[0])
-            torch.baddbmm(grads[1], grad_scores.mT, query, beta=0, alpha=scale, out=grads[1])
-            _join_heads(group, grads, ctx.heads, out)
-        return grad_qkv, None, None, None, None
-
-
-def _attention_probabilities(group: LengthGroup, query: Tensor, key: Tensor, heads: int) -> Tensor:
-    """softmax(QKᵀ/√d) of one group, (n * heads, L, L); probability 0 on padded keys."""
-    rows, length, size = query.shape
-    scores = torch.baddbmm(query.new_empty(rows, length, length), query, key.mT, beta=0, alpha=size**-0.5)
-    if group.padding is not None:
-        scores.view(group.count, heads, length, length).masked_fill_(group.padding, float("-inf"))
-    return torch.softmax(scores, -1)
-
-
-def attend(qkv: Tensor, plan: AttentionPlan, heads: int, probability: float, masks: DropoutMasks | None) -> Tensor:
-    """Context of every token, (T, H), from `qkv` (T, 3H) laid out query, key, value; rows past T give 0.
+def attend(qkv: Tensor, plan: Plan, heads: int, probability: float, masks: DropoutMasks | None) -> Tensor:
+    """Context of every token, (T, H), from `qkv` (T, 3H) laid out query, key, value; rows past T give what they will.
 
     `probability`: dropout on the attention probabilities, applied when `masks` is given.
     """
     if probability == 0:
         masks = None
-    return _GroupedAttention.apply(qkv, plan, heads, probability, masks)
+    if isinstance(plan, VarlenPlan):
+        return varlen_attention(qkv, plan, heads, probability, masks)
+    if varlen.fits(qkv.device, qkv.dtype, qkv.shape[1] // (3 * heads)):
+        return varlen_attention(qkv, plan.varlen(len(qkv)), heads, probability, masks)
+    return grouped_attention(qkv, plan.groups, plan.tokens, heads, probability, masks)

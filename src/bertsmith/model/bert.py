@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bertsmith.model.attention import AttentionPlan, attend, plan_attention
+from bertsmith.model.attention import Plan, attend, plan_attention
 from bertsmith.model.config import BertConfig
 from bertsmith.model.dropout import DropoutMasks, drop, drop_and_add
 from bertsmith.model.heads import (
@@ -46,6 +46,10 @@ class BertEmbeddings(nn.Module):
         """→ hidden (T, H) in `dtype`."""
         total = look_up_words(self.word, token_ids, tied)
         total = total + F.embedding(position_ids, self.position) + F.embedding(segment_ids, self.segment)
+        return self.finish(total, dtype, masks)
+
+    def finish(self, total: Tensor, dtype: torch.dtype, masks: DropoutMasks | None) -> Tensor:
+        """Norm and dropout of the sum (T, H), from here on in `dtype`."""
         return drop(self.norm(total.to(dtype)), self.dropout, masks)
 
 
@@ -65,9 +69,7 @@ class BertLayer(nn.Module):
         self.dropout = config.hidden_dropout_prob
         self.attention_dropout = config.attention_probs_dropout_prob
 
-    def forward(
-        self, hidden: Tensor, plan: AttentionPlan, masks: DropoutMasks | None, rows: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, hidden: Tensor, plan: Plan, masks: DropoutMasks | None, rows: Tensor | None = None) -> Tensor:
         """(T, H) → (T, H), or (R, H) when only the tokens `rows` (R,) are wanted."""
         context = attend(self.qkv(hidden), plan, self.heads, self.attention_dropout, masks)
         if rows is not None:  # each token attends to all, but what follows is a matter of each token alone
@@ -86,7 +88,7 @@ class BertEncoder(nn.Module):
         self.layer = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
 
     def forward(
-        self, hidden: Tensor, plan: AttentionPlan, masks: DropoutMasks | None, rows: Tensor | None = None
+        self, hidden: Tensor, plan: Plan, masks: DropoutMasks | None, rows: Tensor | None = None
     ) -> list[Tensor]:
         """→ hidden states of every level, embeddings first: layers + 1 tensors (T, H); the last (R, H) with `rows`."""
         states = [hidden]
@@ -136,10 +138,24 @@ class BertModel(nn.Module):
         `rows` (R,): the tokens wanted of the last level, which then is (R, H) in that order; the last layer's output
         product and feed-forward, two thirds of its arithmetic and more, are then computed for these alone.
         """
+        plan = plan_attention(sequence_starts)
+        return self.planned_states(token_ids, segment_ids, position_ids, plan, masks, tied, rows)
+
+    def planned_states(
+        self,
+        token_ids: Tensor,
+        segment_ids: Tensor,
+        position_ids: Tensor,
+        plan: Plan,
+        masks: DropoutMasks | None = None,
+        tied: TiedGradient | None = None,
+        rows: Tensor | None = None,
+    ) -> list[Tensor]:
+        """As `hidden_states`, of a batch whose sequences are planned already (a VarlenPlan's rows are filled up)."""
         packed = (fill_up(ids) for ids in (token_ids, segment_ids, position_ids))
         hidden = self.embeddings(*packed, self.compute_dtype, masks, tied)
         chosen = None if rows is None else fill_up(rows)
-        states = self.encoder(hidden, plan_attention(sequence_starts), masks, chosen)
+        states = self.encoder(hidden, plan, masks, chosen)
         last = states.pop()[: len(token_ids) if rows is None else len(rows)]
         return [*(state[: len(token_ids)] for state in states), last]
 
@@ -225,12 +241,17 @@ class BertForPreTraining(nn.Module):
         mlm_scale: float,
         nsp_scale: float,
         masks: DropoutMasks | None = None,
+        plan: Plan | None = None,
     ) -> PretrainingLoss:
-        """Loss = mlm_scale · Σ MLM + nsp_scale · Σ NSP; a scale is 1 / targets of the whole optimizer step."""
+        """Loss = mlm_scale · Σ MLM + nsp_scale · Σ NSP; a scale is 1 / targets of the whole optimizer step.
+
+        `plan`: of the sequences, where the caller has it. Ids, starts and positions may be more than the labels are
+        of: what is filled up counts for nothing.
+        """
         tied = TiedGradient()
-        paired = self.next_sentence and next_sentence_labels is not None
         packed = (token_ids, segment_ids, position_ids, sequence_starts)
-        masked, cls = self._wanted_hidden(packed, masked_positions, paired, masks, tied)
+        pairs = self._pairs(next_sentence_labels)
+        masked, cls = self._wanted_hidden(packed, masked_positions, pairs, masks, tied, plan)
         transformed = self.mlm_head(masked)  # (M or more, H)
         mlm = linear_cross_entropy(
             transformed, self.bert.embeddings.word, self.mlm_head.bias, masked_labels, mlm_scale, tied
@@ -245,25 +266,34 @@ class BertForPreTraining(nn.Module):
         self,
         packed: tuple[Tensor, Tensor, Tensor, Tensor],
         masked_positions: Tensor,
-        paired: bool,
+        pairs: int | None,
         masks: DropoutMasks | None = None,
         tied: TiedGradient | None = None,
+        plan: Plan | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Last hidden states where a head looks: at the masked positions (M or more, H) and, if `paired`, of [CLS].
+        """Last hidden states where a head looks: at the masked positions (M or more, H) and of [CLS].
 
-        The former are filled up (`fill_up`), the latter (N, H).
+        The former are filled up (`fill_up`), the latter (`pairs`, H), or None.
         """
         masked = fill_up(masked_positions)
-        rows = torch.cat([masked, packed[3][:-1]]) if paired else masked
-        hidden = self.bert(*packed, masks, tied, rows)
-        return hidden[: len(masked)], hidden[len(masked) :] if paired else None
+        rows = masked if pairs is None else torch.cat([masked, packed[3][:-1]])
+        if plan is None:
+            hidden = self.bert(*packed, masks, tied, rows)
+        else:
+            hidden = self.bert.planned_states(*packed[:3], plan, masks, tied, rows)[-1]
+        return hidden[: len(masked)], None if pairs is None else hidden[len(masked) : len(masked) + pairs]
+
+    def _pairs(self, next_sentence_labels: Tensor | None) -> int | None:
+        """How many [CLS] the second head looks at; None: it takes no part."""
+        return len(next_sentence_labels) if self.next_sentence and next_sentence_labels is not None else None
 
     @torch.no_grad()
     def logits(
         self, token_ids: Tensor, segment_ids: Tensor, position_ids: Tensor, sequence_starts: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
         """MLM logits at `positions` (M, V) and NSP logits (N, 2), float32, no dropout."""
-        masked, cls = self._wanted_hidden((token_ids, segment_ids, position_ids, sequence_starts), positions, True)
+        packed = (token_ids, segment_ids, position_ids, sequence_starts)
+        masked, cls = self._wanted_hidden(packed, positions, len(sequence_starts) - 1)
         assert cls is not None
         mlm = F.linear(self.mlm_head(masked).float(), self.bert.embeddings.word, self.mlm_head.bias)[: len(positions)]
         return mlm, self.nsp_head(self.bert.pooler(cls)).float()
@@ -278,11 +308,11 @@ class BertForPreTraining(nn.Module):
         masked_positions: Tensor,
         masked_labels: Tensor,
         next_sentence_labels: Tensor | None,
+        plan: Plan | None = None,
     ) -> PretrainingCounts:
         """Summed losses and right answers of one batch, no dropout, float32 logits."""
-        paired = self.next_sentence and next_sentence_labels is not None
         packed = (token_ids, segment_ids, position_ids, sequence_starts)
-        masked, cls = self._wanted_hidden(packed, masked_positions, paired)
+        masked, cls = self._wanted_hidden(packed, masked_positions, self._pairs(next_sentence_labels), plan=plan)
         transformed = self.mlm_head(masked)[: len(masked_labels)]
         counts = PretrainingCounts(0.0, 0, int(masked_labels.numel()), 0.0, 0, 0)
         for rows, logits in logits_in_parts(transformed, self.bert.embeddings.word, self.mlm_head.bias):

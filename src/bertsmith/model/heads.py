@@ -16,6 +16,9 @@ from bertsmith.model.layers import LayerNorm, Linear, TiedGradient, activation
 # logits of this many masked positions are held at once: enough rows for the matrix product's best speed, few enough
 # that the walks over the logits find them in the cache (30,522 × 256 × 4 bytes = 31 MB)
 ROWS_AT_ONCE = 256
+# on a GPU a product of 256 rows is too small, and each part reads and writes the weight's gradient once more; these are
+# 500 MB of logits in bf16
+ROWS_AT_ONCE_ON_CUDA = 8192
 # a target that rounds to probability 0 counts as 87 nats, float32's smallest normal number; its gradient is exact
 LEAST_LIKELIHOOD = torch.finfo(torch.float32).tiny
 
@@ -67,9 +70,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
             grad_weight.zero_()
         grad_bias = torch.zeros(vector.shape, dtype=torch.float32, device=hidden.device)
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        room = hidden.new_empty(min(rows_in_all, ROWS_AT_ONCE), matrix.shape[0])
-        for first in range(0, rows_in_all, ROWS_AT_ONCE):
-            rows = slice(first, first + ROWS_AT_ONCE)
+        at_once = rows_at_once(hidden.device)
+        room = hidden.new_empty(min(rows_in_all, at_once), matrix.shape[0])
+        for first in range(0, rows_in_all, at_once):
+            rows = slice(first, first + at_once)
             part, label = hidden[rows], labels[rows]
             real = len(label)
             logits = torch.addmm(vector, part, matrix.t(), out=room[: part.shape[0]])  # (m, V)
@@ -99,6 +103,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
             return grad_hidden, grad_weight, grad_bias, None, None, None
         ctx.tied.put(grad_weight)
         return grad_hidden, None, grad_bias, None, None, None
+
+
+def rows_at_once(device: torch.device) -> int:
+    """Rows whose logits training holds at once."""
+    return ROWS_AT_ONCE if device.type == "cpu" else ROWS_AT_ONCE_ON_CUDA
 
 
 def _accumulate_product(total: Tensor, left: Tensor, right: Tensor, first: bool) -> None:
@@ -132,7 +141,7 @@ def linear_cross_entropy(
 
 
 def logits_in_parts(hidden: Tensor, weight: Tensor, bias: Tensor) -> list[tuple[slice, Tensor]]:
-    """Yield (rows, float32 logits (m, V)) for ROWS_AT_ONCE rows of `hidden` (M, H) at a time."""
+    """(rows, float32 logits (m, V)) for ROWS_AT_ONCE rows of `hidden` (M, H) at a time."""
     parts = []
     for first in range(0, hidden.shape[0], ROWS_AT_ONCE):
         rows = slice(first, min(first + ROWS_AT_ONCE, hidden.shape[0]))

@@ -99,6 +99,10 @@ def fill_up(ids: Tensor, spare: int = 0) -> Tensor:
     where every batch has another number of tokens. What stands in the places filled up takes part in products and in
     nothing else.
     """
-    length = len(ids) + spare
+    return F.pad(ids, (0, filled_length(len(ids) + spare) - len(ids)))
+
+
+def filled_length(length: int) -> int:
+    """The length that `fill_up` fills up to; one that it gave stays."""
     step = max(8, 1 << max(0, length.bit_length() - 6))
-    return F.pad(ids, (0, spare + -length % step))
+    return length + -length % step

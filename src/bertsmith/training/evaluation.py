@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from bertsmith.corpus.batches import Batch
 from bertsmith.model.bert import BertForPreTraining
+from bertsmith.training.device_batches import batch_tensors
 from bertsmith.training.ranks import ALONE, Ranks
 
 
@@ -31,22 +31,6 @@ class Evaluation:
         }
 
 
-def batch_tensors(batch: Batch, device: torch.device) -> dict[str, Tensor | None]:
-    """A packed batch as the keyword arguments of the model, on `device`."""
-    return {
-        name: None if array is None else torch.from_numpy(array).to(device, non_blocking=True)
-        for name, array in (
-            ("token_ids", batch.token_ids),
-            ("segment_ids", batch.segment_ids),
-            ("position_ids", batch.position_ids),
-            ("sequence_starts", batch.sequence_starts),
-            ("masked_positions", batch.masked_positions),
-            ("masked_labels", batch.masked_labels),
-            ("next_sentence_labels", batch.next_sentence_labels),
-        )
-    }
-
-
 def evaluate(
     model: BertForPreTraining, batches: Iterable[Batch], device: torch.device, ranks: Ranks = ALONE
 ) -> Evaluation | None:
@@ -57,7 +41,7 @@ def evaluate(
     mlm_loss = nsp_loss = 0.0
     mlm_correct = mlm_targets = nsp_correct = nsp_targets = examples = 0
     for batch in batches:
-        counts = model.evaluate(**batch_tensors(batch, device))  # type: ignore[arg-type]
+        counts = model.evaluate(**batch_tensors(batch, device))
         mlm_loss += counts.mlm_loss
         mlm_correct += counts.mlm_correct
         mlm_targets += counts.mlm_targets

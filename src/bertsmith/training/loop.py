@@ -17,15 +17,16 @@ import torch
 from bertsmith.corpus.batches import Batch, BatchCounts, describe_example, split_batch
 from bertsmith.corpus.loader import PrefetchingLoader
 from bertsmith.errors import ToldElsewhere, UserError
-from bertsmith.model.config import BertConfig, useful_flops
+from bertsmith.model.compiled import compile_encoder, hashed_masks
 from bertsmith.model.dropout import DropoutMasks
 from bertsmith.model.weights import WEIGHTS, save_model
 from bertsmith.options import settings_to_toml
 from bertsmith.progress import say
 from bertsmith.storage import atomic_folder, write_text
 from bertsmith.training.checkpoint import find_newest_checkpoint, save_checkpoint
+from bertsmith.training.device_batches import BatchShape, DeviceFeed
 from bertsmith.training.distributed import load_optimizer, spread_model, whole_model, whole_tensors
-from bertsmith.training.evaluation import batch_tensors, evaluate
+from bertsmith.training.evaluation import evaluate
 from bertsmith.training.metrics_log import MetricsLog, NoMetricsLog, ProgressLine, describe_references, plot_loss
 from bertsmith.training.optimizer import BertOptimizer, clip_gradients
 from bertsmith.training.ranks import ALONE, Ranks
@@ -34,6 +35,7 @@ from bertsmith.training.settings import PretrainSettings
 from bertsmith.training.setup import (
     CONFIG_FILE,
     TrainingData,
+    choose_compiled,
     evaluation_stream,
     find_start,
     fixed_settings,
@@ -42,7 +44,15 @@ from bertsmith.training.setup import (
     take_machine,
     training_streams,
 )
-from bertsmith.training.state import MOST_BAD_STEPS, Interrupts, LogWindow, RunState, locked_run
+from bertsmith.training.state import (
+    MOST_BAD_STEPS,
+    Interrupts,
+    LogWindow,
+    RunState,
+    count_work,
+    locked_run,
+    window_metrics,
+)
 
 # on a slow machine a line on the terminal at least this often
 MOST_SILENT_SECONDS = 20.0
@@ -77,6 +87,10 @@ def _pretrain(settings: PretrainSettings, out: Path, ranks: Ranks) -> dict[str, 
     model, state, machine, checkpoint = start.model, start.state, start.machine, start.checkpoint
     device = machine.device
     model.bert.compute_dtype = machine.dtype
+    with ranks.alike():
+        compiled = choose_compiled(settings, machine, model.config)
+    if compiled:
+        compile_encoder(model.bert)
     model_built = time.monotonic()
     if checkpoint is not None:
         model.load_state_dict(checkpoint.load_weights(model.state_dict()))
@@ -85,7 +99,7 @@ def _pretrain(settings: PretrainSettings, out: Path, ranks: Ranks) -> dict[str, 
     optimizer = BertOptimizer(model.named_parameters(), settings.optimizer, arithmetic=machine.dtype)
     if start.resumed:
         load_optimizer(optimizer, checkpoint, ranks)
-    take_machine(state, settings, machine, ranks.size)
+    take_machine(state, settings, machine, ranks.size, compiled)
     (matmul_flops,), _ = ranks.agree([machine.matmul_flops])
     state.settings = fixed_settings(settings) | {"precision": machine.precision}
     state.budget = {"steps": settings.steps, "minutes": settings.minutes, "epochs": settings.epochs}
@@ -108,6 +122,7 @@ def _pretrain(settings: PretrainSettings, out: Path, ranks: Ranks) -> dict[str, 
     resumed_seconds, begun = state.seconds, time.monotonic()
     last_checkpoint, last_shown = state.seconds, begun
     loader: PrefetchingLoader | None = None
+    feed: DeviceFeed
 
     with (
         MetricsLog(out, resumed_step) if ranks.is_first else NoMetricsLog() as log,
@@ -183,11 +198,13 @@ def _pretrain(settings: PretrainSettings, out: Path, ranks: Ranks) -> dict[str, 
                         if settings.epochs is None
                         else math.ceil(settings.epochs + state.epochs_passed_over),
                     )
+                    shape = BatchShape.of(stream, state.micro_batch_size) if compiled else None
+                    feed = DeviceFeed(loader, device, state.micro_batch_size, shape)
 
                 # -- the step
                 step_begun = time.monotonic()
                 is_first = state.counts.examples == 0
-                batch = next(loader, None)
+                batch = feed.next_batch()
                 if batch is None:  # the epochs asked for are read
                     break
                 counts, squares = count_batch(batch, ranks)
@@ -202,12 +219,13 @@ def _pretrain(settings: PretrainSettings, out: Path, ranks: Ranks) -> dict[str, 
                 losses = torch.zeros(2, device=device)
                 micros = split_batch(batch, state.micro_batch_size)
                 micros = ranks.even_out(micros, counts.examples, state.micro_batch_size)
-                for turn, micro in enumerate(micros):
+                for turn, tensors in enumerate(feed.on_device(micros)):
                     number = turn * ranks.size + ranks.rank  # in the whole batch
-                    masks = DropoutMasks((settings.seed, state.step + state.skipped_steps, number))
+                    key = (settings.seed, state.step + state.skipped_steps, number)
+                    masks = hashed_masks(model.config, key, device) if compiled else DropoutMasks(key)
                     with spread.micro_batch(last=turn == len(micros) - 1):
                         loss = spread(
-                            **batch_tensors(micro, device),
+                            **tensors,
                             # over the targets of all ranks, whose gradients are averaged
                             mlm_scale=ranks.size / max(counts.masked, 1),
                             nsp_scale=ranks.size / counts.examples,
@@ -317,39 +335,6 @@ def count_batch(batch: Batch, ranks: Ranks) -> tuple[BatchCounts, int]:
     sums, _ = ranks.agree((*astuple(own), int((lengths**2).sum())))
     *values, squares = map(int, sums)
     return BatchCounts(*values), squares
-
-
-def count_work(
-    state: RunState, config: BertConfig, counts: BatchCounts, squares: int, paired: bool, seconds: float, limit: float
-) -> None:
-    """Count a step's tokens, its useful arithmetic, its time, and what the machines could have computed in it."""
-    tokens = counts.tokens
-    flops = useful_flops(config, tokens, squares, counts.masked, counts.examples if paired else 0)
-    state.step_seconds += seconds
-    state.flops += flops
-    state.possible_flops += limit * seconds
-    state.window.seconds += seconds
-    state.window.flops += flops
-    state.window.tokens += tokens
-
-
-def window_metrics(state: RunState, limit: float, paired: bool) -> dict[str, Any]:
-    """A line of metrics.jsonl: means over the window's steps, and how far the run is."""
-    window = state.window
-    mlm, nsp = window.mlm_loss / window.steps, window.nsp_loss / window.steps
-    return {
-        "loss": mlm + nsp,
-        "mlm_loss": mlm,
-        "nsp_loss": nsp if paired else None,
-        "learning_rate": window.learning_rate,
-        "grad_norm": window.grad_norm / window.steps,
-        "tokens": state.counts.tokens,
-        "tokens_per_second": window.tokens / window.seconds,
-        "utilization": window.flops / window.seconds / limit,
-        "seconds": state.seconds,
-        "skipped_steps": state.skipped_steps,
-        "epochs": state.epochs,
-    }
 
 
 def log_evaluation(log: MetricsLog, line: ProgressLine, state: RunState) -> None:

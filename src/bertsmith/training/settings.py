@@ -185,6 +185,13 @@ class PretrainSettings:
         default="auto", metadata={"help": "arithmetic; auto measures which is faster here", "flag": "--precision"}
     )
     device: Literal["auto", "cpu", "cuda"] = field(default="auto", metadata={"help": "where", "flag": "--device"})
+    compile: Literal["auto", "on", "off"] = field(
+        default="auto",
+        metadata={
+            "help": "encoder through torch.compile, with other dropout draws; auto: on GPUs",
+            "flag": "--compile",
+        },
+    )
     parallel: Literal["ddp", "fsdp"] = field(
         default="ddp",
         metadata={
@@ -271,6 +278,7 @@ FREE_TO_CHANGE = (
     "minutes",
     "epochs",
     "device",
+    "compile",
     "parallel",
     "checkpoint.",
     "eval.",

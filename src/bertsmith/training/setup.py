@@ -17,6 +17,7 @@ from bertsmith.corpus.shards import TokenCorpus, open_corpus
 from bertsmith.errors import UserError
 from bertsmith.hardware import Machine, prepare_machine
 from bertsmith.model.bert import BertForPreTraining
+from bertsmith.model.compiled import compiler_problem
 from bertsmith.model.config import SIZES, BertConfig
 from bertsmith.model.weights import CONFIG, hugging_face_names, load_model, read_config
 from bertsmith.options import list_settings, load_recipe, load_settings
@@ -339,9 +340,24 @@ def micro_batch_size(settings: PretrainSettings, max_length: int, device: torch.
     return math.ceil(share / math.ceil(share / most))  # all ranks get as many, of about the same size
 
 
-def take_machine(state: RunState, settings: PretrainSettings, machine: Machine, ranks: int = 1) -> None:
+def choose_compiled(settings: PretrainSettings, machine: Machine, config: BertConfig) -> bool:
+    """Whether the encoder runs as compiled code. Raises UserError where it was asked for and cannot be."""
+    if settings.compile == "off" or (settings.compile == "auto" and machine.device.type == "cpu"):
+        return False
+    problem = compiler_problem(machine.device, machine.dtype, config)
+    if problem is None:
+        return True
+    if settings.compile == "on":
+        raise UserError(f"compile: on was asked for, but {problem}; use --compile off")
+    say(f"warning: the encoder is not compiled, which costs speed: {problem}")
+    return False
+
+
+def take_machine(
+    state: RunState, settings: PretrainSettings, machine: Machine, ranks: int = 1, compiled: bool = False
+) -> None:
     """Note in `state` what rounding depends on here, and say so if the run began with something else."""
-    now = Arithmetic.of(machine, ranks)
+    now = Arithmetic.of(machine, ranks, compiled)
     before, state.arithmetic = state.arithmetic, now
     warn_of_changes(before, now)
     if settings.micro_batch_size is not None or (before is not None and before.device != now.device):

@@ -21,6 +21,7 @@ from bertsmith.corpus.batches import BatchCounts, StreamPosition
 from bertsmith.corpus.windows import CorpusIndex
 from bertsmith.errors import UserError
 from bertsmith.hardware import Machine
+from bertsmith.model.config import BertConfig, useful_flops
 from bertsmith.progress import say
 from bertsmith.storage import disk_errors
 from bertsmith.training.evaluation import Evaluation
@@ -82,9 +83,10 @@ class Arithmetic:
     """The widest vector instructions PyTorch uses on this CPU."""
     torch: str
     ranks: int = 1
+    compiled: bool = False
 
     @classmethod
-    def of(cls, machine: Machine, ranks: int = 1) -> "Arithmetic":
+    def of(cls, machine: Machine, ranks: int = 1, compiled: bool = False) -> "Arithmetic":
         """What it is here and now."""
         on_cpu = machine.device.type == "cpu"
         return cls(
@@ -94,6 +96,7 @@ class Arithmetic:
             instructions=torch.backends.cpu.get_cpu_capability(),
             torch=torch.__version__,
             ranks=ranks,
+            compiled=compiled,
         )
 
     def differences(self, now: "Arithmetic") -> str:
@@ -207,6 +210,39 @@ class RunState:
             raise UserError(
                 f"the checkpoint's state was written by another version of bertsmith ({error}); resume with that one"
             ) from error
+
+
+def count_work(
+    state: RunState, config: BertConfig, counts: BatchCounts, squares: int, paired: bool, seconds: float, limit: float
+) -> None:
+    """Count a step's tokens, its useful arithmetic, its time, and what the machines could have computed in it."""
+    tokens = counts.tokens
+    flops = useful_flops(config, tokens, squares, counts.masked, counts.examples if paired else 0)
+    state.step_seconds += seconds
+    state.flops += flops
+    state.possible_flops += limit * seconds
+    state.window.seconds += seconds
+    state.window.flops += flops
+    state.window.tokens += tokens
+
+
+def window_metrics(state: RunState, limit: float, paired: bool) -> dict[str, Any]:
+    """A line of metrics.jsonl: means over the window's steps, and how far the run is."""
+    window = state.window
+    mlm, nsp = window.mlm_loss / window.steps, window.nsp_loss / window.steps
+    return {
+        "loss": mlm + nsp,
+        "mlm_loss": mlm,
+        "nsp_loss": nsp if paired else None,
+        "learning_rate": window.learning_rate,
+        "grad_norm": window.grad_norm / window.steps,
+        "tokens": state.counts.tokens,
+        "tokens_per_second": window.tokens / window.seconds,
+        "utilization": window.flops / window.seconds / limit,
+        "seconds": state.seconds,
+        "skipped_steps": state.skipped_steps,
+        "epochs": state.epochs,
+    }
 
 
 @contextlib.contextmanager
