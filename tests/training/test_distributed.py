@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from made_runs import checkpoint_steps, log_lines, make_settings, results, train
-from rank_runs import example_rows, joined_rows, run_ranks, train_rank
 
 from bertsmith.corpus.prepare import prepare_corpus
 from bertsmith.errors import UserError
@@ -24,6 +23,7 @@ from bertsmith.training.checkpoint import find_newest_checkpoint
 from bertsmith.training.distributed import spread_model
 from bertsmith.training.ranks import ALONE, join_ranks
 from command_line import bertsmith
+from rank_runs import example_rows, joined_rows, run_ranks, train_rank
 
 # accumulation and dropout; held-out examples that no number of ranks divides
 USUAL: dict[str, Any] = {

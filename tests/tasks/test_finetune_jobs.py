@@ -1,0 +1,73 @@
+"""Whole jobs of fine-tuning and prediction under torchrun: killed, asked to stop, and given a mistake."""
+
+import json
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertsmith.training.metrics_log import read_metrics
+from made_tasks import reviews, write_rows
+from torchrun_jobs import Job, on_this_machine, started
+
+pytestmark = pytest.mark.slow
+Files = dict[str, tuple[Path, Path]]
+
+
+def command(model: Path, files: Files, out: Path, *more: Any) -> list[Any]:
+    train, dev = files["classify"]
+    named = ("--model", model, "--train", train, "--dev", dev, "--out", out, "--precision", "fp32", "--device", "cpu")
+    flags = ("--max-length", 32, "--batch-size", 4, "--eval.every", 1000, "--log.every", 1, "--checkpoint.minutes", 0)
+    return ["finetune", "classify", *named, *flags, *more]
+
+
+def wait_for_steps(job: Job, run: Path, count: int) -> None:
+    """Until `count` log lines are written."""
+    job.wait_until(lambda: (run / "metrics.jsonl").is_file() and len(read_metrics(run)) >= count, f"{count} steps")
+
+
+def test_saved_killed_and_finished(model: Path, files: Files, tmp_path: Path) -> None:
+    """SIGTERM saves; a killed rank ends the job within seconds, its error first; the same command finishes."""
+    run = tmp_path / "run"
+    with started(tmp_path, on_this_machine(2), command(model, files, run, "--epochs", 400)) as job:
+        wait_for_steps(job, run, 5)
+        job.process.send_signal(signal.SIGTERM)
+        said = job.wait(60)
+    saved = re.search(r"interrupted: the run is saved at step (\d+)", said)
+    assert saved, said
+    assert [path.name for path in (run / "checkpoints").glob("step-*")] == [f"step-{int(saved[1]):08d}"]
+    assert said.count("bertsmith: interrupted") <= 1
+    assert "fault of bertsmith" not in said
+    with started(tmp_path, on_this_machine(2), command(model, files, run, "--epochs", 400)) as job:
+        wait_for_steps(job, run, int(saved[1]) + 5)
+        job.kill_worker()
+        killed = time.monotonic()
+        said = job.wait(60)
+        assert time.monotonic() - killed < 20
+    assert job.process.returncode != 0
+    assert "resuming from" in said
+    assert "another process of this job ended in the middle of the work" in said
+    assert re.search(r"Root Cause.*rank\s+: 1 .*exitcode\s+: -9 ", said, re.DOTALL), said
+    assert "fault of bertsmith" not in said.partition("Traceback")[0], said
+
+
+def test_one_summary_and_one_sentence(model: Path, files: Files, tmp_path: Path) -> None:
+    """--json prints one object for all ranks; a row that is wrong is one sentence, and code 2."""
+    run = tmp_path / "run"
+    with started(tmp_path, on_this_machine(2), command(model, files, run, "--epochs", 1, "--json")) as job:
+        said = job.wait(90)
+    assert job.process.returncode == 0, said
+    (summary,) = (json.loads(line) for line in said.splitlines() if line.startswith("{"))
+    assert summary["model_dir"] == str(run / "model")
+    rows = [*reviews(30), ("a film", "unheard of")]
+    source = write_rows(tmp_path / "new.csv", ("text", "label"), rows)
+    with started(tmp_path, on_this_machine(2), ["evaluate", run, "--data", source, "--device", "cpu"]) as job:
+        said = job.wait(60)
+    assert job.process.returncode == 1
+    assert re.search(r"Root Cause.*rank\s+: 0 .*exitcode\s+: 2 ", said, re.DOTALL), said
+    sentences = [line for line in said.splitlines() if line.startswith("bertsmith: ")]
+    assert len(sentences) == 1, said
+    assert sentences[0].startswith(f"bertsmith: {source}:32: label 'unheard of' is not one of")
