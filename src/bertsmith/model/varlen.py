@@ -44,10 +44,15 @@ def cover_rows(starts: npt.NDArray[np.int64], rows: int, longest: int) -> npt.ND
     return np.concatenate([starts, np.minimum(tail, rows)]).astype(np.int32)
 
 
+def has_kernel(device: torch.device) -> bool:
+    """Whether PyTorch has flash attention for this kind of device."""
+    return device.type == "cuda"
+
+
 def fits(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
-    """Whether there is such a kernel: on a GPU that has it, in 16 bits, for heads of its sizes."""
+    """Whether flash attention is to be had: on a GPU that is new enough, in 16 bits, for heads of its sizes."""
     return (
-        device.type == "cuda"
+        has_kernel(device)
         and dtype in (torch.bfloat16, torch.float16)
         and head_size % HEAD_SIZE_STEP == 0
         and head_size <= LARGEST_HEAD_SIZE
@@ -65,7 +70,7 @@ def varlen_attention(
     if masks is not None:
         seed = masks.host_seed(masks.next_key())
         return torch.ops.bertsmith.varlen_attention(qkv, plan.starts, plan.longest, heads, probability, seed)[0]
-    if qkv.device.type == "cuda":
+    if has_kernel(qkv.device):
         from torch.nn.attention.varlen import varlen_attn
 
         query, key, value = _split_heads(qkv, heads)
@@ -93,7 +98,7 @@ def _forward(
     `seed`: int64 scalar on the host, so that reading it waits for nothing.
     """
     query, key, value = _split_heads(qkv, heads)
-    seed_kernel(qkv.device, int(seed))
+    seed_kernel(qkv.device, seed)
     context, denominator, random_state, _, _ = torch.ops.aten._flash_attention_forward(
         query, key, value, starts, starts, longest, longest, probability, False, False
     )
@@ -134,10 +139,10 @@ def _backward(
     return torch.stack(grads, 1).view(qkv.shape)
 
 
-def seed_kernel(device: torch.device, seed: int) -> None:
+def seed_kernel(device: torch.device, seed: Tensor) -> None:
     """Make the next kernel on `device` that draws begin at `seed`; nothing else of ours draws from this generator."""
     number = torch.cuda.current_device() if device.index is None else device.index
-    torch.cuda.default_generators[number].manual_seed(seed)
+    torch.cuda.default_generators[number].manual_seed(int(seed))
 
 
 @_forward.register_fake
