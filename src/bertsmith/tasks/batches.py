@@ -70,9 +70,12 @@ def pack_examples(examples: Sequence[Sequence[EncodedSequence]], device: torch.d
 
 
 def pack_nothing(device: torch.device) -> PackedBatch:
-    """No example: what a rank without a share of a batch puts through the model."""
-    none = torch.zeros(0, dtype=torch.int64, device=device)
-    return PackedBatch(none, none, none, none.new_zeros(1), none, [], none, 0, none, 0)
+    """No example: what a rank without a share of a batch puts through the model, for a loss of 0.
+
+    It is one token of padding that the head looks at: not every attention kernel takes a batch of none.
+    """
+    one = torch.zeros(1, dtype=torch.int64, device=device)
+    return PackedBatch(one, one, one, torch.tensor([0, 1], device=device), one, [1], one, 0, one[:0], 0)
 
 
 def split_for_ranks(

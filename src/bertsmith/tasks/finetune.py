@@ -162,16 +162,16 @@ def finetune_once(
             parts = split_for_ranks(examples, settings.micro_tokens, device, ranks.size)
             batches = [pack_examples(part, device) for part in parts[ranks.rank :: ranks.size]]
             # ranks wait for each other at the end of the backward pass
-            batches += [pack_nothing(device)] * (math.ceil(len(parts) / ranks.size) - len(batches))
-            (weight,), _ = ranks.agree((sum(task.weight(batch) for batch in batches if batch.examples),))
+            idle = [pack_nothing(device)] * (math.ceil(len(parts) / ranks.size) - len(batches))
+            (weight,), _ = ranks.agree((sum(task.weight(batch) for batch in batches),))
             scale = ranks.size / max(weight, 1e-12)  # over the targets of all ranks, whose gradients are averaged
             total = torch.zeros((), device=device)
-            for turn, batch in enumerate(batches):
+            for turn, batch in enumerate(batches + idle):
                 number = turn * ranks.size + ranks.rank  # in the whole batch
                 masks = DropoutMasks((plan.seed, taken, number))
-                with spread.micro_batch(last=turn == len(batches) - 1):
+                with spread.micro_batch(last=turn == len(batches + idle) - 1):
                     scores = spread(*batch.inputs(), masks)
-                    loss = task.loss(scores, batch) * scale if batch.examples else scores.sum()
+                    loss = task.loss(scores, batch) * scale if batch.examples else 0 * scores.sum()
                     loss.backward()
                 total += loss.detach()
             clipped_from = clip_gradients(model.parameters(), settings.clip_norm)
