@@ -3,12 +3,14 @@
 import json
 import statistics
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
 
 from bertsmith.cli import main
 from bertsmith.errors import UserError
+from bertsmith.model.compiled import compile_encoder, hashed_masks
 from bertsmith.model.config import useful_flops
 from bertsmith.training import benchmark
 from bertsmith.training.benchmark import StepTimer, benchmark_pretraining, synthetic_batch
@@ -42,6 +44,25 @@ def test_each_take_is_a_training_step() -> None:
     assert timer.flops == useful_flops(timer.config, 32, 2 * 16**2, 5, 2)
 
 
+def test_a_compiled_step_is_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    monkeypatch.setattr(benchmark, "compile_encoder", partial(compile_encoder, backend="aot_eager"))
+    timers = [StepTimer("tiny", 3, 15, CPU, torch.float32, compiled=compiled) for compiled in (True, False)]
+    hashed = hashed_masks(timers[0].config, (0, 0), CPU)
+    monkeypatch.setattr(benchmark, "DropoutMasks", lambda key: None)
+    monkeypatch.setattr(benchmark, "hashed_masks", lambda config, key, device: None)
+    for _ in range(2):
+        for timer in timers:
+            timer.take()
+    states = [timer.model.state_dict() for timer in timers]
+    for name, tensor in states[1].items():
+        torch.testing.assert_close(states[0][name], tensor, atol=1e-5, rtol=1e-4, msg=name)
+    monkeypatch.setattr(benchmark, "hashed_masks", lambda config, key, device: hashed)
+    timers[0].take()
+    assert hashed.drawn == 1 + 3 * timers[0].config.num_hidden_layers, "dropout is on"
+    torch._dynamo.reset()
+
+
 def test_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     times: Iterator[float] = iter([9.0, 9.0, 0.5, 0.1, 0.2, 0.3, 0.4])  # two that warm up do not count
     monkeypatch.setattr(StepTimer, "take", lambda self: next(times))
@@ -54,6 +75,7 @@ def test_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["utilization"] == pytest.approx(found["gflops"] / found["matmul_gflops"])
     assert (found["model"], found["batch"], found["length"], found["steps"]) == ("tiny", 2, 16, 5)
     assert (found["device"], found["precision"], found["threads"]) == ("cpu", "fp32", torch.get_num_threads())
+    assert found["compiled"] is False
 
 
 def test_the_command(capfd: pytest.CaptureFixture[str], real_measurement: None) -> None:
@@ -74,6 +96,7 @@ def test_the_command(capfd: pytest.CaptureFixture[str], real_measurement: None) 
         ({"length": 513}, "--length 513"),
         ({"steps": 0}, "--steps 0"),
         ({"precision": "fp8"}, "'fp8'"),
+        ({"compile": "maybe"}, "'maybe'"),
     ],
 )
 def test_wrong_options(options: dict[str, object], named: str) -> None:

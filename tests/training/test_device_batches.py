@@ -218,7 +218,7 @@ def test_compile_on_auto_and_off(corpus: Path, tmp_path: Path, monkeypatch: pyte
     cpu, cuda = (setup.Machine(torch.device(kind), "bf16", 1e12, None) for kind in ("cpu", "cuda"))
 
     def chosen(how: str, machine: setup.Machine) -> bool:
-        return setup.choose_compiled(make_settings(corpus, tmp_path, steps=2, compile=how), machine, config)
+        return setup.choose_compiled(make_settings(corpus, tmp_path, steps=2, compile=how).compile, machine, config)
 
     monkeypatch.setattr(setup, "compiler_problem", lambda *of: None)
     assert [chosen(how, machine) for machine in (cpu, cuda) for how in ("auto", "on", "off")] == [

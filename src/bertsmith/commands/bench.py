@@ -12,6 +12,13 @@ from bertsmith.commands.command import Command, Pairs, Summary
 
 
 def add_bench_pretrain(parser: CommandParser) -> None:
+    add_bench_finetune(parser)
+    parser.add_argument(
+        "--compile", choices=("auto", "on", "off"), default="auto", help="as for pretrain (default auto: on GPUs)"
+    )
+
+
+def add_bench_finetune(parser: CommandParser) -> None:
     parser.add_argument(
         "--model", default="mini", metavar="SIZE", help="tiny, mini, small, medium, base or large (default mini)"
     )
@@ -26,7 +33,7 @@ def run_bench_pretrain(args: argparse.Namespace, pairs: Pairs) -> Summary:
     from bertsmith.training.benchmark import benchmark_pretraining
 
     return benchmark_pretraining(
-        args.model, args.batch, args.length, args.steps, args.device, args.precision, args.seed
+        args.model, args.batch, args.length, args.steps, args.device, args.precision, args.seed, args.compile
     )
 
 
@@ -79,7 +86,7 @@ utilization, the share of the matrix-product rate measured just before in the sa
 quarter of --length to all of it: examples and tokens a second, and utilization, the share of the matrix-product rate
 measured just before in the same precision.""",
         "  bertsmith bench finetune --model base --batch 32 --length 128",
-        add_bench_pretrain,
+        add_bench_finetune,
         run_bench_finetune,
     ),
     "bench embed": Command(

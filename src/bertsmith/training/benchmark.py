@@ -1,20 +1,27 @@
 """How fast this machine takes a real pre-training step, as tokens a second and as a share of its measured limit.
 
-Synthetic full-length rows through the loop's own parts: forward with dropout, backward, clipping, optimizer.
+Synthetic full-length rows through the loop's own parts: forward with dropout, backward, clipping, optimizer; on a GPU
+compiled, as the loop does it.
 """
 
 import statistics
 import time
 from typing import Any
 
+import numpy as np
 import torch
 
 from bertsmith.errors import UserError
 from bertsmith.hardware import prepare_machine
+from bertsmith.model.attention import AttentionPlan
 from bertsmith.model.bert import BertForPreTraining
+from bertsmith.model.compiled import compile_encoder, hashed_masks
 from bertsmith.model.config import BertConfig, useful_flops
 from bertsmith.model.dropout import DropoutMasks
+from bertsmith.model.layers import filled_length
+from bertsmith.model.varlen import VarlenPlan, cover_rows
 from bertsmith.training.optimizer import BertOptimizer, OptimizerSettings, clip_gradients
+from bertsmith.training.setup import choose_compiled
 
 VOCAB_SIZE = 30522
 
@@ -40,22 +47,39 @@ class StepTimer:
     """A model and an optimizer that take steps on one synthetic batch; `take()` times one."""
 
     def __init__(
-        self, size: str, batch: int, length: int, device: torch.device, dtype: torch.dtype, seed: int = 0
+        self,
+        size: str,
+        batch: int,
+        length: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        seed: int = 0,
+        compiled: bool = False,
     ) -> None:
         self.config = BertConfig.of_size(size, VOCAB_SIZE)
         self.model = BertForPreTraining(self.config).initialize(seed).to(device)
         self.model.bert.compute_dtype = dtype
+        self.compiled = compiled
+        if compiled:
+            compile_encoder(self.model.bert)
         self.optimizer = BertOptimizer(self.model.named_parameters(), OptimizerSettings())
         self.batch, self.device, self.steps = synthetic_batch(batch, length, device, seed), device, 0
         masked = len(self.batch["masked_labels"])
         self.scales = {"mlm_scale": 1 / masked, "nsp_scale": 1 / batch}
         self.tokens = batch * length
+        starts = np.arange(0, self.tokens + 1, length)
+        self.plan: AttentionPlan | VarlenPlan = AttentionPlan(starts, device)
+        if compiled:
+            pieces = torch.from_numpy(cover_rows(starts, filled_length(self.tokens), length))
+            self.plan = VarlenPlan(pieces.to(device), length, static=True)
         self.flops = useful_flops(self.config, self.tokens, batch * length**2, masked, batch)
 
     def take(self) -> float:
         """Seconds of one step: forward (dropout on), backward, clipping, update."""
         begun = time.perf_counter()
-        loss = self.model(**self.batch, **self.scales, masks=DropoutMasks((0, self.steps)))
+        key = (0, self.steps)
+        masks = hashed_masks(self.config, key, self.device) if self.compiled else DropoutMasks(key)
+        loss = self.model(**self.batch, **self.scales, masks=masks, plan=self.plan)
         loss.total.backward()
         clip_gradients(self.model.parameters(), 1.0)
         self.optimizer.step(1.0)
@@ -67,7 +91,14 @@ class StepTimer:
 
 
 def benchmark_pretraining(
-    size: str, batch: int, length: int, steps: int = 10, device: str = "auto", precision: str = "auto", seed: int = 0
+    size: str,
+    batch: int,
+    length: int,
+    steps: int = 10,
+    device: str = "auto",
+    precision: str = "auto",
+    seed: int = 0,
+    compile: str = "auto",
 ) -> dict[str, Any]:
     """The median of `steps` timed steps after two that warm up: the JSON summary of `bertsmith bench pretrain`.
 
@@ -81,7 +112,8 @@ def benchmark_pretraining(
     if not 0 <= seed < 2**63:
         raise UserError(f"--seed {seed}: a number from 0 to 2^63 - 1 is needed")
     machine = prepare_machine(device, precision)
-    timer = StepTimer(size, batch, length, machine.device, machine.dtype, seed)
+    compiled = choose_compiled(compile, machine, BertConfig.of_size(size, VOCAB_SIZE))
+    timer = StepTimer(size, batch, length, machine.device, machine.dtype, seed, compiled)
     for _ in range(2):
         timer.take()
     seconds = statistics.median(timer.take() for _ in range(steps))
@@ -92,6 +124,7 @@ def benchmark_pretraining(
         "device": machine.device.type,
         "precision": machine.precision,
         "threads": torch.get_num_threads(),
+        "compiled": compiled,
         "steps": steps,
         "seconds_per_step": seconds,
         "tokens_per_second": timer.tokens / seconds,

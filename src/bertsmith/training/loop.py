@@ -88,7 +88,7 @@ def _pretrain(settings: PretrainSettings, out: Path, ranks: Ranks) -> dict[str, 
     device = machine.device
     model.bert.compute_dtype = machine.dtype
     with ranks.alike():
-        compiled = choose_compiled(settings, machine, model.config)
+        compiled = choose_compiled(settings.compile, machine, model.config)
     if compiled:
         compile_encoder(model.bert)
     model_built = time.monotonic()

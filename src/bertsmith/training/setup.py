@@ -14,7 +14,7 @@ import torch
 from bertsmith.corpus.batches import BatchStream
 from bertsmith.corpus.masking import MaskingOptions, TokenizerInfo
 from bertsmith.corpus.shards import TokenCorpus, open_corpus
-from bertsmith.errors import UserError
+from bertsmith.errors import UserError, one_of
 from bertsmith.hardware import Machine, prepare_machine
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.compiled import compiler_problem
@@ -340,14 +340,18 @@ def micro_batch_size(settings: PretrainSettings, max_length: int, device: torch.
     return math.ceil(share / math.ceil(share / most))  # all ranks get as many, of about the same size
 
 
-def choose_compiled(settings: PretrainSettings, machine: Machine, config: BertConfig) -> bool:
-    """Whether the encoder runs as compiled code. Raises UserError where it was asked for and cannot be."""
-    if settings.compile == "off" or (settings.compile == "auto" and machine.device.type == "cpu"):
+def choose_compiled(how: str, machine: Machine, config: BertConfig) -> bool:
+    """Whether the encoder runs as compiled code. `how`: auto, on or off.
+
+    Raises UserError where it was asked for and cannot be.
+    """
+    one_of("compile", how, ("auto", "on", "off"))
+    if how == "off" or (how == "auto" and machine.device.type == "cpu"):
         return False
     problem = compiler_problem(machine.device, machine.dtype, config)
     if problem is None:
         return True
-    if settings.compile == "on":
+    if how == "on":
         raise UserError(f"compile: on was asked for, but {problem}; use --compile off")
     say(f"warning: the encoder is not compiled, which costs speed: {problem}")
     return False
