@@ -1,9 +1,9 @@
 """Whole jobs of fine-tuning and prediction under torchrun: killed, asked to stop, and given a mistake."""
 
-import json
 import re
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,17 +54,12 @@ def test_saved_killed_and_finished(model: Path, files: Files, tmp_path: Path) ->
     assert "fault of bertsmith" not in said.partition("Traceback")[0], said
 
 
-def test_one_summary_and_one_sentence(model: Path, files: Files, tmp_path: Path) -> None:
-    """--json prints one object for all ranks; a row that is wrong is one sentence, and code 2."""
-    run = tmp_path / "run"
-    with started(tmp_path, on_this_machine(2), command(model, files, run, "--epochs", 1, "--json")) as job:
-        said = job.wait(90)
-    assert job.process.returncode == 0, said
-    (summary,) = (json.loads(line) for line in said.splitlines() if line.startswith("{"))
-    assert summary["model_dir"] == str(run / "model")
+def test_a_row_that_is_wrong_is_one_sentence(tuned: Callable[[str], Path], tmp_path: Path) -> None:
     rows = [*reviews(30), ("a film", "unheard of")]
     source = write_rows(tmp_path / "new.csv", ("text", "label"), rows)
-    with started(tmp_path, on_this_machine(2), ["evaluate", run, "--data", source, "--device", "cpu"]) as job:
+    with started(
+        tmp_path, on_this_machine(2), ["evaluate", tuned("classify"), "--data", source, "--device", "cpu"]
+    ) as job:
         said = job.wait(60)
     assert job.process.returncode == 1
     assert re.search(r"Root Cause.*rank\s+: 0 .*exitcode\s+: 2 ", said, re.DOTALL), said

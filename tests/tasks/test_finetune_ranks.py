@@ -102,7 +102,12 @@ def test_any_number_of_ranks_is_the_same_fine_tuning(
     assert whole["runs"][0]["steps"] > 3
     for size in sizes:
         out = tmp_path / f"on {size}"
-        assert_alike(timeless(summaries(run_ranks(size, tune_rank, out, kind, options))), timeless(whole))
+        endings = run_ranks(size, tune_rank, out, kind, options, watch_exchanges)
+        assert_alike(timeless(summaries(endings)), timeless(whole))
+        for ending in endings:  # once a step, and in all ranks at the same turn
+            assert ending.value["seen"] == endings[0].value["seen"]
+            assert ending.value["seen"].count(True) == sum(run["steps"] for run in whole["runs"])
+        assert False in endings[0].value["seen"] or size > 2
         for result in (tmp_path / "one").rglob("result.json"):
             one, other = result.parent, out / result.parent.relative_to(tmp_path / "one")
             assert_alike(log_lines(other), log_lines(one))
@@ -112,6 +117,21 @@ def test_any_number_of_ranks_is_the_same_fine_tuning(
         assert_alike(rows_of(out / name), rows_of(tmp_path / "one" / name), "dev")
         assert files_of(out) == files_of(tmp_path / "one")
         assert leftovers(out) == []
+
+
+def watch_exchanges(rank: int) -> list[bool]:
+    """Of every micro-batch from here on whether gradients are summed after it."""
+    seen: list[bool] = []
+    spread_model = loop.spread_model
+
+    def spread_and_watched(*arguments: Any) -> Any:
+        spread = spread_model(*arguments)
+        micro_batch = spread.micro_batch
+        spread.micro_batch = lambda last: (seen.append(last), micro_batch(last))[1]
+        return spread
+
+    loop.spread_model = spread_and_watched
+    return seen
 
 
 def watch_work(rank: int) -> list[int]:
@@ -216,7 +236,7 @@ def test_ranks_with_other_files(model: Path, tmp_path: Path) -> None:
     options = {"model": model, "train": paths[0], "dev": paths[0]}
     endings = run_ranks(2, tune_rank, tmp_path / "run", "classify", options, other_rows_on_rank_1)
     assert endings[0].error is not None
-    assert "the files here do not hold the same as those of the first rank's machine" in endings[0].error
+    assert "or the task's files: not the same here as on the first rank's machine" in endings[0].error
     assert endings[0].error.startswith("UserError: rank 1 of 2")
 
 

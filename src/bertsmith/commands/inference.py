@@ -121,7 +121,8 @@ def run_embed(args: argparse.Namespace, pairs: Pairs) -> Summary:
     from bertsmith.inference.features import FeatureOptions
     from bertsmith.inference.loaded import LoadedModel, load
     from bertsmith.progress import say
-    from bertsmith.training.ranks import check_own_gpu, join_ranks, make_alike
+    from bertsmith.tasks.model_folder import weights_sha256
+    from bertsmith.training.ranks import check_own_gpu, check_same, join_ranks, make_alike
 
     def open_model(precision: str) -> LoadedModel:
         model = load(args.model, args.device, precision, args.threads)
@@ -137,6 +138,8 @@ def run_embed(args: argparse.Namespace, pairs: Pairs) -> Summary:
             # told before the model is loaded
             check_embedding(args.input, Path(args.output), options, *reading, ranks)
         model = make_alike(open_model, args.precision, ranks)
+        if ranks.size > 1:
+            check_same(weights_sha256(model.encoder.bert), args.model, ranks)
         with ranks.alike():
             extractor = model.features(options)
         processes = f"{ranks.size} processes, each on " if ranks.size > 1 else ""
@@ -215,7 +218,8 @@ rows from offsets[i] to offsets[i + 1] (and for tokens `token_ids`). .parquet ho
 `vectors`. With --combine concat, reshaping to (rows, layers, hidden) gives the layers to weight.""",
         """  bertsmith embed run/model --input texts.txt --output vectors.npy
   bertsmith embed run/model --input sentences.jsonl --words --layers -4: --output words.safetensors
-  bertsmith embed run/model --input t.csv --text-column body --normalize --output vectors.parquet""",
+  bertsmith embed run/model --input t.csv --text-column body --normalize --output vectors.parquet
+  torchrun --nproc-per-node 4 -m bertsmith embed run/model --input texts.txt --output vectors.npy""",
         add_embed,
         run_embed,
         several_processes=True,

@@ -209,7 +209,8 @@ semicolons), choice, ner, squad1 and squad2 in their layouts. Files are .csv, .t
 columns too).""",
         """  bertsmith finetune classify --model run/model --train train.csv --dev dev.csv --out sentiment
   bertsmith finetune mrpc --model run/model --data glue/MRPC --out mrpc --seeds 5
-  bertsmith finetune ner --model run/model --train train.conll --dev dev.conll --out ner""",
+  bertsmith finetune ner --model run/model --train train.conll --dev dev.conll --out ner
+  torchrun --nproc-per-node 4 -m bertsmith finetune mrpc --model run/model --data MRPC --out mrpc""",
         add_finetune,
         run_finetune,
         show_finetune,
@@ -242,7 +243,8 @@ score as the leaderboard averages it, and submission.zip with the predictions fo
         """A fine-tuned run or model and a file in, a file of predictions out: one a row, in order, labelled or not.
 What is cut is counted.""",
         """  bertsmith predict sentiment --input new.csv --output predictions.jsonl
-  bertsmith predict ner --input new.conll --output tags.jsonl""",
+  bertsmith predict ner --input new.conll --output tags.jsonl
+  torchrun --nproc-per-node 4 -m bertsmith predict sentiment --input new.csv --output out.jsonl""",
         add_predict,
         run_predict,
         several_processes=True,

@@ -29,10 +29,10 @@ from bertsmith.tasks.examples import (
     TaggedExample,
     TextExample,
 )
-from bertsmith.tasks.model_folder import load_task_model
+from bertsmith.tasks.model_folder import load_task_model, weights_sha256
 from bertsmith.tasks.registry import make_task
 from bertsmith.tasks.task import Task
-from bertsmith.training.ranks import ALONE, Ranks, prepare_machines
+from bertsmith.training.ranks import ALONE, Ranks, check_same, prepare_machines
 
 # what computes a task's metrics takes seconds to import: before the bar, which would else stand still at its end
 _METRIC_MODULES: tuple[tuple[type[Task], str], ...] = (
@@ -118,6 +118,8 @@ def open_for_prediction(
     """A fine-tuned model on its device, in the arithmetic asked for; on every rank in the same."""
     with ranks.alike():
         task, model = load_task_model(model_folder, **columns)
+    if ranks.size > 1:
+        check_same(weights_sha256(model), str(model_folder), ranks)
     machine = prepare_machines(device, precision, ranks)
     model = model.to(machine.device).eval()
     # the training's own attention: on the dev file `evaluate` gives the very numbers that the run reported

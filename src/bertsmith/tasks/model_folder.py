@@ -4,7 +4,11 @@ transformers opens them with the class of the head; labels, lengths and columns 
 without a trained output layer is refused where a prediction is wanted.
 """
 
+import hashlib
 from pathlib import Path
+
+import torch
+from torch import nn
 
 from bertsmith.errors import UserError
 from bertsmith.model.config import BertConfig
@@ -76,6 +80,15 @@ def empty_model(folder: Path, task: Task, dropout: float | None) -> BertForTask:
         changed = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
         config = BertConfig.from_dict(config.to_dict() | changed)
     return BertForTask(config, task.head, task.outputs)
+
+
+def weights_sha256(model: nn.Module, begun: bytes = b"") -> str:
+    """Of all tensors with their names, however they are stored; after `begun`."""
+    digest = hashlib.sha256(begun)
+    for name, tensor in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def open_tokenizer(folder: Path, config: BertConfig) -> BertTokenizer:

@@ -5,7 +5,6 @@ folder with the same bits.
 """
 
 import contextlib
-import hashlib
 import json
 import shutil
 import statistics
@@ -17,7 +16,6 @@ from typing import Any, cast
 from bertsmith.errors import UserError
 from bertsmith.hardware import Machine
 from bertsmith.inference.predict import predict_file
-from bertsmith.model.task_model import BertForTask
 from bertsmith.model.weights import find_model, read_config
 from bertsmith.options import settings_to_toml
 from bertsmith.progress import say
@@ -25,14 +23,14 @@ from bertsmith.storage import write_text
 from bertsmith.tasks.classification import MultilabelTask
 from bertsmith.tasks.data import TaskData, open_task_data
 from bertsmith.tasks.finetune import finetune_once
-from bertsmith.tasks.model_folder import empty_model, open_tokenizer, save_task_model, start_model
+from bertsmith.tasks.model_folder import empty_model, open_tokenizer, save_task_model, start_model, weights_sha256
 from bertsmith.tasks.pictures import plot_confusion
 from bertsmith.tasks.registry import make_task
 from bertsmith.tasks.run_state import BEST, RunPlan, check_inputs, load_best, read_result
 from bertsmith.tasks.settings import PAPER_GRID, FinetuneSettings
 from bertsmith.tasks.task import to_weights
 from bertsmith.training.metrics_log import plot_loss
-from bertsmith.training.ranks import ALONE, Ranks, prepare_machines
+from bertsmith.training.ranks import ALONE, Ranks, check_same, prepare_machines
 from bertsmith.training.setup import CONFIG_FILE
 from bertsmith.training.state import locked_run
 
@@ -60,11 +58,11 @@ def _finetune(settings: FinetuneSettings, out: Path, ranks: Ranks) -> dict[str, 
         if ranks.is_first:
             check_runs(plans, out)
         # what is wrong with the model is said now
-        inputs = inputs_sha256(data, start_model(source, data.task, 0, settings.dropout, settings.random_init))
-    inputs_of_first = ranks.share(inputs)
-    with ranks.alike():
-        if inputs != inputs_of_first:
-            raise UserError("data, model: the files here do not hold the same as those of the first rank's machine")
+        start = start_model(source, data.task, 0, settings.dropout, settings.random_init)
+        # of the rows and of the weights that every run begins with
+        inputs = weights_sha256(start, data.sha256.encode())
+        del start
+    check_same(inputs, f"model, data: {settings.model} or the task's files", ranks)
     machine = prepare_machines(settings.device, settings.precision, ranks)
     settings = replace(settings, precision=cast(Any, machine.precision))
     if ranks.is_first:
@@ -126,15 +124,6 @@ def check_runs(plans: Sequence[RunPlan], out: Path) -> None:
             f"{out}: holds {what} and {len(plans)} are asked for: to several, more can be added by --seeds, all else "
             "needs another --out"
         )
-
-
-def inputs_sha256(data: TaskData, model: BertForTask) -> str:
-    """Of the rows and of the weights that every run begins with, however they are stored."""
-    digest = hashlib.sha256(data.sha256.encode())
-    for name, tensor in model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.numpy())
-    return digest.hexdigest()
 
 
 def make_plans(settings: FinetuneSettings) -> Iterator[RunPlan]:

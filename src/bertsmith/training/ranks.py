@@ -334,6 +334,14 @@ def check_own_gpu(device: torch.device) -> None:
         )
 
 
+def check_same(own: str, what: str, ranks: Ranks) -> None:
+    """Raise UserError, on all alike, where a rank has another `own` (a digest of `what`) than the first."""
+    first = ranks.share(own)
+    with ranks.alike():
+        if own != first:
+            raise UserError(f"{what}: not the same here as on the first rank's machine")
+
+
 def check_same_count(count: int, ranks: Ranks) -> None:
     """Raise UserError where the ranks did not read equally many rows: they have different files under one name."""
     (total,), (expected,) = ranks.agree((count,), (count,))
