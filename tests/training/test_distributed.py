@@ -340,3 +340,27 @@ print([name for name in ("torch._dynamo", "torch.distributed.fsdp", "torch.distr
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+# --- compiled
+
+
+def train_traced_rank(corpus: Path, out: Path, changes: dict[str, Any]) -> dict[str, Any]:
+    """As `train_rank`, compiled without generating code."""
+    from functools import partial
+
+    from bertsmith.model.compiled import compile_encoder
+
+    loop.compile_encoder = partial(compile_encoder, backend="aot_eager")  # the process is this job's alone
+    return train_rank(corpus, out, changes | {"compile": "on"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_compiled_on_two_ranks(corpus: Path, tmp_path: Path, how: str) -> None:
+    """The run of one process without compiling, but for dropout, whose draws are others."""
+    options = USUAL | {"steps": 3, "dropout": 0, "parallel": how}
+    train(corpus, tmp_path / "one", **options)
+    endings = run_ranks(2, train_traced_rank, corpus, tmp_path / "two", options)
+    assert [ending.error for ending in endings] == [None, None], endings
+    assert_close(log_lines(tmp_path / "two"), log_lines(tmp_path / "one"), 1e-5)

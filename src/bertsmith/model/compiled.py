@@ -54,6 +54,8 @@ def compile_encoder(bert: BertModel, backend: Any = "inductor") -> None:
     import torch._dynamo
 
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_PIECES)
+    # DistributedDataParallel would have a layer cut where its buckets end; a layer is a small piece already
+    torch._dynamo.config.optimize_ddp = False
     run = torch.compile(_run_layer, dynamic=False, fullgraph=True, backend=backend)
     for layer in bert.encoder.layer:
         assert isinstance(layer, BertLayer)
