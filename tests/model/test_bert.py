@@ -1,5 +1,6 @@
 """The model against transformers and plain PyTorch: parameter counts, logits, losses and every gradient."""
 
+import itertools
 import math
 
 import pytest
@@ -183,6 +184,35 @@ def test_attention_gradients_with_dropout_equal_finite_differences() -> None:
     qkv = torch.randn(17, 24, dtype=torch.float64, requires_grad=True)
     plan = plan_attention(batch.sequence_starts)
     assert torch.autograd.gradcheck(lambda x: attend(x, plan, 2, 0.3, DropoutMasks((4, 2))), (qkv,))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_the_signs_that_dropout_turns_are_those_of_its_mask(dtype: torch.dtype) -> None:
+    values = torch.rand(3, 50, 7).to(dtype)
+    turned = values.clone()
+    DropoutMasks((7, 1)).turn_signs(4, 0.3, turned)
+    mask = DropoutMasks((7, 1)).draw(4, 0.3, values.shape, values)
+    assert torch.equal(turned, torch.where(mask > 0, -values, values))
+
+
+def test_attention_in_bfloat16_is_that_in_float32_up_to_rounding() -> None:
+    """Forward and backward, with and without dropout and padding; lengths that have as many keys in both types."""
+    from bertsmith.model.attention import attend, plan_attention
+
+    source = torch.Generator().manual_seed(5)
+    for lengths, probability in itertools.product(([32, 32], [32, 27, 64, 58]), (0.0, 0.3)):
+        starts = make_packed(lengths).sequence_starts
+        values = torch.randn(sum(lengths), 96, generator=source)
+        direction = torch.randn(sum(lengths), 32, generator=source)
+        found = []
+        for dtype in (torch.float32, torch.bfloat16):
+            qkv = values.to(torch.bfloat16).to(dtype).requires_grad_()
+            context = attend(qkv, plan_attention(starts), 2, probability, DropoutMasks((4, 2)))
+            context.backward(direction.to(dtype))
+            assert qkv.grad is not None
+            found.append((context.detach().float(), qkv.grad.float()))
+        for exact, rounded in zip(*found, strict=True):
+            assert float((exact - rounded).norm() / exact.norm()) < 0.01
 
 
 def test_dropout_masks_have_the_right_mean_and_repeat_by_key() -> None:

@@ -122,7 +122,7 @@ def test_a_plan_is_made_once_for_all_layers() -> None:
     assert plan.varlen(16).starts.tolist() == [0, 4, 9, 14, 16]
     assert plan.varlen(9).starts.tolist() == [0, 4, 9]
     assert plan.varlen(16).longest == 5
-    assert plan.groups is plan.groups
+    assert plan.grouped(2, torch.float32) is plan.grouped(2, torch.float32)
 
 
 # --- the operator where there is no kernel: what compiled code calls on a CPU

@@ -6,7 +6,6 @@ attention on CUDA in 16 bits (varlen.py), and products over groups of sequences 
 """
 
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from bertsmith.model import varlen
 from bertsmith.model.dropout import DropoutMasks
-from bertsmith.model.grouped import LengthGroup, group_by_length, grouped_attention
+from bertsmith.model.grouped import GroupedPlan, grouped_attention, plan_groups
 from bertsmith.model.varlen import VarlenPlan, varlen_attention
 
 
@@ -26,6 +25,7 @@ class AttentionPlan:
     starts: npt.NDArray[np.int64]
     """(N+1,), on the host: sequence n is tokens [starts[n], starts[n+1])."""
     device: torch.device
+    _grouped: dict[tuple[int, torch.dtype], GroupedPlan] = field(default_factory=dict)
     _varlen: dict[int, VarlenPlan] = field(default_factory=dict)
 
     @property
@@ -33,10 +33,11 @@ class AttentionPlan:
         """T of the sequences; rows past them are none's (see `fill_up`)."""
         return int(self.starts[-1])
 
-    @cached_property
-    def groups(self) -> tuple[LengthGroup, ...]:
-        """Sequences of like length, for the grouped kernel."""
-        return group_by_length(self.starts, self.device)
+    def grouped(self, heads: int, dtype: torch.dtype) -> GroupedPlan:
+        """For the kernel over groups of sequences of like length, which computes in `dtype`."""
+        if (heads, dtype) not in self._grouped:
+            self._grouped[heads, dtype] = plan_groups(self.starts, heads, dtype, self.device)
+        return self._grouped[heads, dtype]
 
     def varlen(self, rows: int) -> VarlenPlan:
         """For the variable-length kernel over `rows` rows, T or more."""
@@ -66,4 +67,4 @@ def attend(qkv: Tensor, plan: Plan, heads: int, probability: float, masks: Dropo
         return varlen_attention(qkv, plan, heads, probability, masks)
     if varlen.fits(qkv.device, qkv.dtype, qkv.shape[1] // (3 * heads)):
         return varlen_attention(qkv, plan.varlen(len(qkv)), heads, probability, masks)
-    return grouped_attention(qkv, plan.groups, plan.tokens, heads, probability, masks)
+    return grouped_attention(qkv, plan.grouped(heads, qkv.dtype), probability, masks)

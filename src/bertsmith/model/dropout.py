@@ -1,7 +1,7 @@
 """Dropout masks drawn from a counter: mask k of a step is a function of (seed, k) alone.
 
 PyTorch's CPU generator draws one Bernoulli number at a time; here a whole mask costs 16 random bits an element and one
-comparison, about a tenth of the time. A mask can be drawn again from its key in the backward pass, so it is not stored.
+comparison, about a tenth of the time.
 
 Two kinds draw otherwise and so drop other elements, as often: DropoutMasks on the host (or by the GPU's generator), and
 HashedMasks, for compiled code, by integer arithmetic on tensors that becomes part of whatever kernel applies the mask.
@@ -15,6 +15,13 @@ import torch
 from torch import Tensor
 
 _32_BITS = 0xFFFFFFFF
+# the integers of a floating-point type's size
+BITS = {
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+    torch.float32: torch.int32,
+    torch.float64: torch.int64,
+}
 
 
 def _seeds(entropy: tuple[int, ...], count: int) -> np.ndarray:
@@ -43,22 +50,34 @@ class DropoutMasks:
 
         The probability is met to 1/65536.
         """
-        count = int(np.prod(shape))
-        threshold = round(probability * 65536) - 32768
-        if like.device.type == "cpu":
+        bits, threshold = self._draw_bits(key, probability, shape, like.device)
+        kept = torch.tensor(1 / (1 - probability), dtype=like.dtype)
+        if kept.element_size() == bits.element_size():  # 0 or 1, then times the bits of the number: a sixth of the time
+            return bits.ge_(threshold).mul_(kept.view(torch.int16).item()).view(like.dtype)
+        return torch.ge(bits, threshold, out=torch.empty_like(bits, dtype=like.dtype)).mul_(kept.item())
+
+    def turn_signs(self, key: int, probability: float, values: Tensor) -> None:
+        """Turn the sign of all `values` (≥ 0) but those that dropout takes away, in place."""
+        bits, threshold = self._draw_bits(key, probability, values.shape, values.device)
+        kind = BITS[values.dtype]
+        kept = bits.ge_(threshold) if kind == bits.dtype else torch.ge(bits, threshold).to(kind)
+        values.view(kind).bitwise_xor_(kept.mul_(torch.iinfo(kind).min))
+
+    def _draw_bits(
+        self, key: int, probability: float, shape: torch.Size | tuple[int, ...], device: torch.device
+    ) -> tuple[Tensor, int]:
+        """Random int16, and the least of them that stands for what is kept."""
+        if device.type == "cpu":
+            count = int(np.prod(shape))
             # entropy words must be non-negative 32-bit pieces; SeedSequence hashes them all into the state
             generator = np.random.SFC64(np.random.SeedSequence([*self.seed, key]))
             raw = generator.random_raw((count + 3) // 4).view(np.int16)[:count]
             bits = torch.from_numpy(raw).view(shape)
         else:
-            words = np.random.SeedSequence([*self.seed, key]).generate_state(1, np.uint64)
-            source = torch.Generator(like.device).manual_seed(int(words[0]) & (2**63 - 1))
-            bits = torch.empty(shape, dtype=torch.int16, device=like.device)
+            source = torch.Generator(device).manual_seed(int(self.host_seed(key)))
+            bits = torch.empty(shape, dtype=torch.int16, device=device)
             bits.random_(-32768, 32768, generator=source)
-        kept = torch.tensor(1 / (1 - probability), dtype=like.dtype)
-        if kept.element_size() == bits.element_size():  # 0 or 1, then times the bits of the number: a sixth of the time
-            return bits.ge_(threshold).mul_(kept.view(torch.int16).item()).view(like.dtype)
-        return torch.ge(bits, threshold, out=torch.empty_like(bits, dtype=like.dtype)).mul_(kept.item())
+        return bits, round(probability * 65536) - 32768
 
 
 class HashedMasks(DropoutMasks):
@@ -103,6 +122,10 @@ class HashedMasks(DropoutMasks):
         word = word ^ (word >> 16)
         kept = word >= round(probability * 2**32)
         return (kept.to(like.dtype) * (1 / (1 - probability))).view(shape)
+
+    def turn_signs(self, key: int, probability: float, values: Tensor) -> None:
+        """See DropoutMasks."""
+        values.copy_(torch.where(self.draw(key, probability, values.shape, values) > 0, -values, values))
 
 
 def drop(hidden: Tensor, probability: float, masks: DropoutMasks | None) -> Tensor:

@@ -1,9 +1,11 @@
 """Self-attention within each sequence of a packed batch, over groups of sequences of like length.
 
-In: query, key and value of all tokens side by side, (T, 3H). Out: context, (T, H). Sequences are grouped by length so
-that a group is one dense (n, heads, L, L) product; a shorter sequence in a group is padded for this product only and
-its padding is masked, never seen by another layer. Scaled dot-product attention: Vaswani et al. 2017, section 3.2.1.
 The kernel of CPUs, and of float32 on GPUs; the other one: varlen.py.
+
+In: query, key and value of all tokens side by side, (T, 3H). Out: context, (T, H). Sequences are grouped by length so
+that a group is one dense (n, heads, L, K) product: L places for its queries, K ≥ L for its keys. A shorter sequence is
+padded for this product only and its padding is masked, never seen by another layer. Scaled dot-product attention:
+Vaswani et al. 2017, section 3.2.1.
 """
 
 from dataclasses import dataclass
@@ -14,160 +16,205 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bertsmith.model.dropout import DropoutMasks
+from bertsmith.model.dropout import BITS, DropoutMasks
 
 # a sequence joins a group when padding it to the group's longest wastes at most this share, or so many tokens: one more
 # group costs more than a few
 MAXIMUM_PADDING = 0.12
 FREE_PADDING = 16
-# a group's length is filled up to a multiple of this: a few shapes, which oneDNN has kernels for already
+# a group's places are filled up to a multiple of this: a few shapes, which oneDNN has kernels for already
 LENGTH_STEP = 16
+# and the places of its keys to a whole number of the widest vector registers there are: PyTorch's softmax takes what is
+# left of a row number by number, which doubles its time at 48 keys in bfloat16
+REGISTER_BYTES = 64
 
 
 @dataclass(frozen=True)
 class LengthGroup:
-    """`count` sequences attended together at `length`."""
+    """`count` sequences attended together."""
 
     count: int
-    length: int
-    rows: Tensor | None  # (count * length,) token of each padded place, 0 for padding; None: the batch as it lies
-    padding: Tensor | None  # (count, 1, 1, length) True on padding; None: no padding
-    real_rows: Tensor | None = None  # (t,) the tokens of the group; None with `rows`
-    real_places: Tensor | None = None  # (t,) the padded place of each
+    length: int  # L
+    keys: int  # K
+    mask: Tensor | None  # (count * heads, 1, K), 0 on a sequence's keys and -inf behind; None: all are a sequence's
 
 
-def group_by_length(starts: npt.NDArray[np.int64], device: torch.device) -> tuple[LengthGroup, ...]:
-    """Group sequences by length. `starts` (N+1,): sequence n is tokens [starts[n], starts[n+1])."""
+@dataclass(frozen=True)
+class GroupedPlan:
+    """Which rows of d numbers (a token's query, key or value for one head) lie where; made once a batch for all layers.
+
+    In the batch they lie token by token, `parts`: (T, 3, heads, d), `context`: (T, heads, d). Where they are
+    multiplied, R rows of `parts` lie group by group: the queries (n, heads, L, d), the keys and the values, each (n,
+    heads, K, d); and Q rows of `context`, (n, heads, L, d).
+    """
+
+    heads: int
+    groups: tuple[LengthGroup, ...]
+    tokens: int
+    """T of the sequences; rows past them are none's (see `fill_up`)."""
+    to_parts: Tensor  # (R,) row in the batch of each row in the groups; of padding, any
+    from_parts: Tensor  # (T * 3 * heads,) and back
+    to_context: Tensor  # (Q,)
+    from_context: Tensor  # (T * heads,)
+    padded: Tensor | None  # those of the Q rows that are padding; None: none are
+
+
+def plan_groups(starts: npt.NDArray[np.int64], heads: int, dtype: torch.dtype, device: torch.device) -> GroupedPlan:
+    """Group sequences by length. `starts` (N+1,): sequence n is tokens [starts[n], starts[n+1]).
+
+    `dtype`: what attention is computed in.
+    """
     lengths = np.diff(starts)
-    if len(lengths) and (lengths == lengths[0]).all():
-        return (LengthGroup(len(lengths), int(lengths[0]), None, None),)
     order = np.argsort(-lengths, kind="stable")
-    groups = []
+    numbers_a_register = REGISTER_BYTES // dtype.itemsize
+    head = np.arange(heads)[:, None]
+    groups: list[LengthGroup] = []
+    parts: list[npt.NDArray[np.int64]] = []  # rows in the batch, -1 for padding, group by group
+    contexts: list[npt.NDArray[np.int64]] = []
     first = 0
     while first < len(order):
-        length = int(lengths[order[first]])
-        shortest = max(1, min(int(length * (1 - MAXIMUM_PADDING)), length - FREE_PADDING))
+        longest = int(lengths[order[first]])
+        shortest = max(1, min(int(longest * (1 - MAXIMUM_PADDING)), longest - FREE_PADDING))
         members = order[first:]
         members = members[lengths[members] >= shortest]
-        length += -length % LENGTH_STEP
-        place = np.arange(length)
-        outside = place >= lengths[members, None]  # (count, length)
-        rows = np.where(outside, 0, starts[members, None] + place).reshape(-1)
-        real = np.flatnonzero(~outside)
-        padding = torch.from_numpy(outside).to(device)[:, None, None, :] if outside.any() else None
-        on_device = (torch.from_numpy(array).to(device) for array in (rows[real], real))
-        groups.append(LengthGroup(len(members), length, torch.from_numpy(rows).to(device), padding, *on_device))
         first += len(members)
-    return tuple(groups)
+        length = longest + -longest % LENGTH_STEP
+        keys = longest + -longest % max(LENGTH_STEP, numbers_a_register)
+        place = np.arange(keys)
+        outside = place >= lengths[members, None]  # (n, K)
+        token = np.where(outside, -1, starts[members, None] + place)[:, None, :]  # (n, 1, K)
+        queries = token[:, :, :length]
+        contexts.append(np.where(queries < 0, -1, queries * heads + head).reshape(-1))
+        for part, tokens in enumerate((queries, token, token)):
+            parts.append(np.where(tokens < 0, -1, (tokens * 3 + part) * heads + head).reshape(-1))
+        mask = None
+        if outside.any():
+            behind = torch.from_numpy(outside).to(device).repeat_interleave(heads, 0)[:, None, :]
+            mask = torch.zeros(behind.shape, dtype=dtype, device=device).masked_fill_(behind, float("-inf"))
+        groups.append(LengthGroup(len(members), length, keys, mask))
+    tokens_in_all = int(starts[-1])
+    to_parts, from_parts, _ = _rows(parts, tokens_in_all * 3 * heads, device)
+    to_context, from_context, padded = _rows(contexts, tokens_in_all * heads, device)
+    return GroupedPlan(heads, tuple(groups), tokens_in_all, to_parts, from_parts, to_context, from_context, padded)
 
 
-def _split_heads(group: LengthGroup, packed: Tensor, parts: int, heads: int) -> Tensor:
-    """(T, parts * H) → (parts, n * heads, L, d), contiguous; padding holds copies of token 0 and must be masked."""
-    rows = packed if group.rows is None else packed.index_select(0, group.rows)
-    split = rows.view(group.count, group.length, parts, heads, -1).permute(2, 0, 3, 1, 4)
-    return split.contiguous().view(parts, group.count * heads, group.length, -1)
+def _rows(pieces: list[npt.NDArray[np.int64]], rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Row in the batch of each place → the same for padding too, the place of each row, the places of padding."""
+    there = np.concatenate([np.zeros(0, dtype=np.int64), *pieces])
+    padded = np.flatnonzero(there < 0)
+    back = np.empty(rows + 1, dtype=np.int64)
+    back[there] = np.arange(len(there))  # padding's goes to the last one
+    there[padded] = 0
+    on_device = [torch.from_numpy(array).to(device) for array in (there.astype(np.int32), back[:-1].astype(np.int32))]
+    return on_device[0], on_device[1], torch.from_numpy(padded).to(device) if len(padded) else None
 
 
-def _join_heads(group: LengthGroup, split: Tensor, heads: int, out: Tensor) -> None:
-    """(parts, n * heads, L, d) → its rows of `out` (T, parts * H); padding is dropped."""
-    parts = split.shape[0]
-    joined = split.view(parts, group.count, heads, group.length, -1).permute(1, 3, 0, 2, 4)
-    if group.rows is None:
-        out.view(joined.shape).copy_(joined)
-        return
-    joined = joined.reshape(group.count * group.length, -1)
-    assert group.real_rows is not None
-    assert group.real_places is not None
-    if group.padding is not None:
-        joined = joined.index_select(0, group.real_places)
-    out.index_copy_(0, group.real_rows, joined)
+def _part_views(plan: GroupedPlan, rows: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """(R, d) → of each group query (n * heads, L, d), key and value (n * heads, K, d), as views."""
+    sizes = [group.count * plan.heads * places for group in plan.groups for places in _places(group)]
+    pieces = iter(rows.split(sizes))
+    views = []
+    for group in plan.groups:
+        query, key, value = (next(pieces).view(group.count * plan.heads, places, -1) for places in _places(group))
+        views.append((query, key, value))
+    return views
+
+
+def _places(group: LengthGroup) -> tuple[int, int, int]:
+    return group.length, group.keys, group.keys
+
+
+def _context_views(plan: GroupedPlan, rows: Tensor) -> list[Tensor]:
+    """(Q, d) → of each group (n * heads, L, d), as views."""
+    pieces = rows.split([group.count * plan.heads * group.length for group in plan.groups])
+    return [
+        piece.view(group.count * plan.heads, group.length, -1) for group, piece in zip(plan.groups, pieces, strict=True)
+    ]
 
 
 class _GroupedAttention(torch.autograd.Function):
     """softmax(QKᵀ/√d) with dropout, times V, group by group.
 
-    Kept for the backward pass: the heads of Q, K and V and the probabilities. Dropout masks are drawn again.
+    Kept for the backward pass: the heads of Q, K and V, and the probabilities, those that dropout let through with
+    their sign turned. So a mask costs no memory and is not drawn again.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        qkv: Tensor,
-        groups: tuple[LengthGroup, ...],
-        tokens: int,
-        heads: int,
-        probability: float,
-        masks: DropoutMasks | None,
-    ) -> Tensor:
+    def forward(ctx: Any, qkv: Tensor, plan: GroupedPlan, probability: float, masks: DropoutMasks | None) -> Tensor:
         hidden_size = qkv.shape[1] // 3
+        size = hidden_size // plan.heads
+        parts = qkv[: plan.tokens].reshape(-1, size).index_select(0, plan.to_parts)
+        rows = qkv.new_empty(len(plan.to_context), size)
+        saved = []
+        for group, (query, key, value), out in zip(
+            plan.groups, _part_views(plan, parts), _context_views(plan, rows), strict=True
+        ):
+            probabilities = _attention_probabilities(group, query, key)  # (n * heads, L, K)
+            if masks is None:
+                torch.bmm(probabilities, value, out=out)
+            else:
+                masks.turn_signs(masks.next_key(), probability, probabilities)
+                kept = probabilities.clamp(max=0)
+                torch.baddbmm(out, kept, value, beta=0, alpha=-1 / (1 - probability), out=out)
+            saved.append(probabilities)
+        ctx.save_for_backward(parts, *saved)
+        ctx.plan, ctx.scale = plan, None if masks is None else 1 / (1 - probability)
         context = qkv.new_empty(qkv.shape[0], hidden_size)
-        context[tokens:] = 0
-        qkv, out = qkv[:tokens], context[:tokens]
-        saved, keys = [], []
-        for group in groups:
-            split = _split_heads(group, qkv, 3, heads)
-            query, key, value = split  # each (n * heads, L, d)
-            probabilities = _attention_probabilities(group, query, key, heads)  # (n * heads, L, L)
-            kept = probabilities
-            if masks is not None:
-                keys.append(masks.next_key())
-                kept = probabilities * masks.draw(keys[-1], probability, probabilities.shape, probabilities)
-            _join_heads(group, torch.bmm(kept, value)[None], heads, out)
-            saved += [split, probabilities]
-        ctx.save_for_backward(*saved)
-        ctx.groups, ctx.tokens, ctx.heads = groups, tokens, heads
-        ctx.probability, ctx.masks, ctx.keys = probability, masks, keys
+        context[plan.tokens :] = 0
+        torch.index_select(rows, 0, plan.from_context, out=context[: plan.tokens].view(-1, size))
         return context
 
     @staticmethod
     def backward(ctx: Any, grad_context: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
-        tokens = ctx.tokens
-        grad_context = grad_context.contiguous()
-        grad_qkv = grad_context.new_empty(grad_context.shape[0], 3 * grad_context.shape[1])
-        grad_qkv[tokens:] = 0
-        grad_context, out = grad_context[:tokens], grad_qkv[:tokens]
-        for index, group in enumerate(ctx.groups):
-            split, probabilities = saved[2 * index : 2 * index + 2]
-            query, key, value = split
-            grad_out = _split_heads(group, grad_context, 1, ctx.heads)[0]  # (n * heads, L, d)
-            if group.padding is not None:  # padded queries hold a copy of token 0's gradient
-                grad_out.view(group.count, ctx.heads, group.length, -1).masked_fill_(group.padding.mT, 0)
-            grads = torch.empty_like(split)
-            scale = query.shape[-1] ** -0.5
-            grad_kept = torch.bmm(grad_out, value.mT)
-            if ctx.masks is None:
-                torch.bmm(probabilities.mT, grad_out, out=grads[2])
+        parts, *saved = ctx.saved_tensors
+        plan: GroupedPlan = ctx.plan
+        size = parts.shape[1]
+        grad_rows = grad_context[: plan.tokens].reshape(-1, size).index_select(0, plan.to_context)
+        if plan.padded is not None:
+            grad_rows.index_fill_(0, plan.padded, 0)
+        grads = torch.empty_like(parts)
+        root = size**-0.5
+        for probabilities, (query, key, value), (grad_query, grad_key, grad_value), grad_out in zip(
+            saved, _part_views(plan, parts), _part_views(plan, grads), _context_views(plan, grad_rows), strict=True
+        ):
+            grad = torch.bmm(grad_out, value.mT)  # of what dropout let through, then of the scores, (n * heads, L, K)
+            scale = root
+            if ctx.scale is None:
+                torch.bmm(probabilities.mT, grad_out, out=grad_value)
             else:
-                mask = ctx.masks.draw(ctx.keys[index], ctx.probability, probabilities.shape, probabilities)
-                torch.bmm((probabilities * mask).mT, grad_out, out=grads[2])
-                grad_kept.mul_(mask)
-            grad_scores = torch._softmax_backward_data(grad_kept, probabilities, -1, probabilities.dtype)
-            torch.baddbmm(grads[0], grad_scores, key, beta=0, alpha=scale, out=grads[0])
-            torch.baddbmm(grads[1], grad_scores.mT, query, beta=0, alpha=scale, out=grads[1])
-            _join_heads(group, grads, ctx.heads, out)
-        return grad_qkv, None, None, None, None, None
+                kept = probabilities.clamp(max=0)
+                torch.baddbmm(grad_value, kept.mT, grad_out, beta=0, alpha=-ctx.scale, out=grad_value)
+                _keep_where_negative(grad, probabilities)
+                scale *= ctx.scale
+                probabilities = torch.abs(probabilities, out=kept)
+            grad = torch._softmax_backward_data(grad, probabilities, -1, probabilities.dtype)
+            torch.baddbmm(grad_query, grad, key, beta=0, alpha=scale, out=grad_query)
+            torch.baddbmm(grad_key, grad.mT, query, beta=0, alpha=scale, out=grad_key)
+        grad_qkv = grad_context.new_empty(grad_context.shape[0], 3 * grad_context.shape[1])
+        grad_qkv[plan.tokens :] = 0
+        torch.index_select(grads, 0, plan.from_parts, out=grad_qkv[: plan.tokens].view(-1, size))
+        return grad_qkv, None, None, None
 
 
-def _attention_probabilities(group: LengthGroup, query: Tensor, key: Tensor, heads: int) -> Tensor:
-    """softmax(QKᵀ/√d) of one group, (n * heads, L, L); probability 0 on padded keys."""
+def _keep_where_negative(values: Tensor, signs: Tensor) -> None:
+    """Set `values` to 0 where `signs` are not negative, by their bits: a third of the time that a fill takes."""
+    bits = BITS[values.dtype]
+    values.view(bits).bitwise_and_(signs.view(bits) >> (8 * bits.itemsize - 1))
+
+
+def _attention_probabilities(group: LengthGroup, query: Tensor, key: Tensor) -> Tensor:
+    """softmax(QKᵀ/√d) of one group, (n * heads, L, K); probability 0 on padded keys."""
     rows, length, size = query.shape
-    scores = torch.baddbmm(query.new_empty(rows, length, length), query, key.mT, beta=0, alpha=size**-0.5)
-    if group.padding is not None:
-        scores.view(group.count, heads, length, length).masked_fill_(group.padding, float("-inf"))
+    if group.mask is None:
+        scores = torch.baddbmm(query.new_empty(rows, length, group.keys), query, key.mT, beta=0, alpha=size**-0.5)
+    else:
+        scores = torch.baddbmm(group.mask, query, key.mT, alpha=size**-0.5)
     return torch.softmax(scores, -1)
 
 
-def grouped_attention(
-    qkv: Tensor,
-    groups: tuple[LengthGroup, ...],
-    tokens: int,
-    heads: int,
-    probability: float,
-    masks: DropoutMasks | None,
-) -> Tensor:
-    """Context (T, H) of the `tokens` first rows of `qkv` (T, 3H), which `groups` are of; 0 in the rows past them.
+def grouped_attention(qkv: Tensor, plan: GroupedPlan, probability: float, masks: DropoutMasks | None) -> Tensor:
+    """Context (T, H) of `qkv` (T, 3H) laid out query, key, value; 0 in the rows past those that `plan` is of.
 
     `probability`: dropout on the attention probabilities, applied when `masks` is given.
     """
-    return _GroupedAttention.apply(qkv, groups, tokens, heads, probability, masks)
+    return _GroupedAttention.apply(qkv, plan, probability, masks)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.model.dropout import DropoutMasks
-from bertsmith.model.grouped import group_by_length, grouped_attention
+from bertsmith.model.grouped import grouped_attention, plan_groups
 
 # flash attention is written for GPUs from this compute capability on (Ampere), and for heads of such sizes
 FIRST_CAPABILITY = (8, 0)
@@ -211,6 +211,5 @@ def _backward_on_cpu(
 
 def _grouped(qkv: Tensor, starts: Tensor, heads: int, probability: float, seed: Tensor) -> Tensor:
     begins = np.unique(starts.numpy()).astype(np.int64)  # without the sequences that are empty
-    groups = group_by_length(begins, qkv.device)
     masks = DropoutMasks((int(seed),)) if probability else None
-    return grouped_attention(qkv, groups, int(begins[-1]), heads, probability, masks)
+    return grouped_attention(qkv, plan_groups(begins, heads, qkv.dtype, qkv.device), probability, masks)
