@@ -5,6 +5,8 @@ H hidden size, V vocabulary, M masked positions. Devlin et al. 2018, sections 3 
 modeling.py.
 """
 
+import hashlib
+from collections.abc import Container
 from dataclasses import dataclass
 
 import torch
@@ -174,11 +176,17 @@ class BertModel(nn.Module):
 
 
 @torch.no_grad()
-def initialize_parameters(model: nn.Module, deviation: float, seed: int) -> None:
-    """Truncated normal (cut at two standard deviations) for matrices, zeros for biases, ones for norms."""
-    source = torch.Generator().manual_seed(seed)
+def initialize_parameters(model: nn.Module, deviation: float, seed: int, names: Container[str] | None = None) -> None:
+    """Truncated normal (cut at two standard deviations) for matrices, zeros for biases, ones for norms.
+
+    What a parameter is given is a function of (seed, name) alone. `names`: those to be drawn; None: all.
+    """
     for name, parameter in model.named_parameters():
+        if names is not None and name not in names:
+            continue
         if parameter.ndim == 2:
+            digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
+            source = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
             nn.init.trunc_normal_(parameter, std=deviation, a=-2 * deviation, b=2 * deviation, generator=source)
         elif name.endswith("norm.weight"):
             parameter.fill_(1)

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bertsmith.errors import UserError
-from bertsmith.model.bert import BertForPreTraining
+from bertsmith.model.bert import BertForPreTraining, initialize_parameters
 from bertsmith.model.config import BertConfig
 from bertsmith.model.names import (
     DECODER,
@@ -28,6 +28,7 @@ from bertsmith.model.names import (
     modern_name,
 )
 from bertsmith.model.pickled import TensorSource, find_weights
+from bertsmith.model.task_model import BertForTask
 from bertsmith.progress import say
 from bertsmith.storage import atomic_file, write_text
 
@@ -186,6 +187,13 @@ def _decoder_is_word_table(source: Source, names: Mapping[str, str]) -> bool:
     return source.shape(pair[0]) == source.shape(pair[1]) and torch.equal(source.get(pair[0]), source.get(pair[1]))
 
 
+def draw_missing(model: BertForPreTraining | BertForTask, report: LoadReport, seed: int) -> None:
+    """Draw from `seed` what the source lacked. To draw everything first would take longer than to read it."""
+    missing = set(report.missing)
+    names = [name for name, _ in model.named_parameters() if missing.intersection(hugging_face_names(name))]
+    initialize_parameters(model, model.config.initializer_range, seed, names)
+
+
 def require_encoder(report: LoadReport, place: Path) -> None:
     """Raise UserError when encoder weights are missing: nothing can be done with the rest."""
     if absent := report.missing_from("encoder"):
@@ -294,9 +302,8 @@ def load_model(folder: Path | str, next_sentence: bool = True) -> tuple[BertForP
     source = TensorSource(find_weights(folder))
     model = BertForPreTraining(config, next_sentence)
     report = load_weights(model, source, tied=is_tied(values))
-    if report.missing:  # drawing every weight takes longer than reading them: only where something stays drawn
-        require_encoder(report, source.path)
-        load_weights(model.initialize(0), source, tied=is_tied(values))
+    require_encoder(report, source.path)
+    draw_missing(model, report, 0)
     _say_notes(report)
     return model, report, values
 

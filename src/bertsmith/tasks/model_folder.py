@@ -13,7 +13,7 @@ from torch import nn
 from bertsmith.errors import UserError
 from bertsmith.model.config import BertConfig
 from bertsmith.model.task_model import ARCHITECTURES, BertForTask
-from bertsmith.model.weights import CONFIG, find_model, load_folder_weights, read_config, write_folder
+from bertsmith.model.weights import CONFIG, draw_missing, find_model, load_folder_weights, read_config, write_folder
 from bertsmith.progress import say
 from bertsmith.storage import atomic_folder
 from bertsmith.tasks.registry import make_task
@@ -64,10 +64,11 @@ def start_model(folder: Path, task: Task, seed: int, dropout: float | None, rand
 
     What the folder lacks (a pooler) starts from the seed as well, and is said; `random_init` leaves all of it random.
     """
-    model = empty_model(folder, task, dropout).initialize(seed)
+    model = empty_model(folder, task, dropout)
     if random_init:
-        return model
+        return model.initialize(seed)
     report = load_folder_weights(model, folder, skip=("output",))
+    draw_missing(model, report, seed)
     if missing := report.missing_from("pooler"):
         say(f"warning: {folder}: {', '.join(missing)} not in it; they start from random values")
     return model
