@@ -24,6 +24,7 @@ from bertsmith.tasks.batches import pack_examples, pack_nothing, split_for_ranks
 from bertsmith.tasks.data import Split, TaskData
 from bertsmith.tasks.examples import EncodedSequence
 from bertsmith.tasks.run_state import BEST, RunPlan, find_start, save_weights
+from bertsmith.tasks.seen_words import WORDS, SeenWords
 from bertsmith.tasks.settings import FinetuneSettings
 from bertsmith.tasks.task import Scorer, Task
 from bertsmith.training.checkpoint import save_checkpoint
@@ -70,8 +71,12 @@ def finetune_once(
     task, device = data.task, machine.device
     model.bert.compute_dtype = machine.dtype
     state, checkpoint, resumed = find_start(folder, inputs_sha256, ranks)
+    begun_with = model.bert.embeddings.word.detach().clone()
     if checkpoint is not None:
         model.load_state_dict(checkpoint.load_weights(model.state_dict()))
+    model = model.to(device)
+    occurring = (sequence.token_ids for example in data.train for sequence in example)
+    words = SeenWords(model.bert.embeddings, occurring, begun_with)
     spread = spread_model(model, "ddp", ranks, machine)
     model = spread.model
     steps_an_epoch = math.ceil(len(data.train) / plan.batch_size)
@@ -104,13 +109,10 @@ def finetune_once(
         def write_checkpoint() -> None:
             nonlocal last_checkpoint
             log.sync()
+            with words.whole(state.unseen_words):
+                weights = model.state_dict()
             save_checkpoint(
-                folder,
-                state.step,
-                model.state_dict(),
-                optimizer.state_tensors(),
-                asdict(state),
-                settings.checkpoint.keep,
+                folder, state.step, weights, optimizer.state_tensors(), asdict(state), settings.checkpoint.keep
             )
             last_checkpoint = time.monotonic()
 
@@ -170,7 +172,8 @@ def finetune_once(
                 number = turn * ranks.size + ranks.rank  # in the whole batch
                 masks = DropoutMasks((plan.seed, taken, number))
                 with spread.micro_batch(last=turn == len(batches + idle) - 1):
-                    scores = spread(*batch.inputs(), masks)
+                    token_ids, *others = batch.inputs()
+                    scores = spread(words.numbers(token_ids), *others, masks)
                     loss = task.loss(scores, batch) * scale if batch.examples else 0 * scores.sum()
                     loss.backward()
                 total += loss.detach()
@@ -187,6 +190,7 @@ def finetune_once(
             factor = schedule.factor(state.step, state.step / steps)
             if math.isfinite(norm + loss_value):
                 optimizer.step(factor)
+                state.unseen_words *= optimizer.decay_factor(WORDS, factor)
                 state.step, state.bad_in_a_row = state.step + 1, 0
             else:
                 state.skipped_steps, state.bad_in_a_row = state.skipped_steps + 1, state.bad_in_a_row + 1
@@ -218,7 +222,8 @@ def finetune_once(
                 state.seconds += time.monotonic() - now_is  # a run's speed is that with its log
             is_new = not state.history or state.history[-1]["step"] != state.step
             if is_new and (state.step % evaluate_every == 0 or state.step == steps) and state.bad_in_a_row == 0:
-                evaluate_dev()
+                with words.whole(state.unseen_words):
+                    evaluate_dev()
             waited = time.monotonic() - last_checkpoint
             every, minutes = settings.checkpoint.every, settings.checkpoint.minutes
             due = (every and state.step % every == 0) or (minutes and waited >= 60 * minutes)

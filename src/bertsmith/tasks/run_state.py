@@ -51,6 +51,8 @@ class RunState:
     best: dict[str, Any] | None = None
     """The evaluation whose weights lie in BEST: as in `history`, with `degenerate` and the scorer's `details`."""
     arithmetic: dict[str, Any] | None = None
+    unseen_words: float = 1.0
+    """What weight decay has made of the words that do not occur in training (see seen_words.py)."""
     inputs_sha256: str = ""
     """Of the rows and the weights that the run began with."""
 

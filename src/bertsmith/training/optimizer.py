@@ -98,6 +98,11 @@ class BertOptimizer:
         if self._matrices is not None:
             self._matrices.step(learning_rate_factor)
 
+    def decay_factor(self, name: str, learning_rate_factor: float) -> float:
+        """What a step multiplies those rows of AdamW's parameter `name` by that have never had a gradient."""
+        group = next(group for group in self._groups if any(self._parameters[name] is p for p in group.parameters))
+        return 1 - self.settings.learning_rate * learning_rate_factor * group.rate_scale * group.decay
+
     def zero_grad(self) -> None:
         """Forget the gradients."""
         for parameter in self._parameters.values():
@@ -200,7 +205,8 @@ def clip_gradients(parameters: Iterable[Parameter], max_norm: float | None) -> T
     )
     if hasattr(norm, "full_tensor"):  # of gradients that are divided among ranks
         norm = norm.full_tensor()
-    if max_norm is not None:
+    # on the CPU the norm is there to be read, and a pass over the gradients is saved where it would multiply them by 1
+    if max_norm is not None and not (norm.device.type == "cpu" and norm + 1e-6 <= max_norm):
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm
 
