@@ -30,8 +30,8 @@ _MOST_PIECES = 64
 def compiler_problem(device: torch.device, dtype: torch.dtype, config: BertConfig) -> str | None:
     """Why an encoder that computes in `dtype` cannot be compiled for `device` here, in words; None when it can."""
     if device.type == "cuda" and not varlen.fits(device, dtype, config.hidden_size // config.num_attention_heads):
-        name = str(dtype).removeprefix("torch.")
-        return f"PyTorch's flash attention on this GPU does not take {name} and {config.num_attention_heads} heads"
+        name, size = str(dtype).removeprefix("torch."), config.hidden_size // config.num_attention_heads
+        return f"PyTorch has no flash attention on this GPU for {name} and heads of {size}"
     if device.type == "cuda" and find_spec("triton") is None:
         return "the package triton is not installed"
     named, *usual = ("CC", "cc", "gcc", "clang") if device.type == "cuda" else ("CXX", "g++", "clang++")
