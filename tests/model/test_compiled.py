@@ -149,7 +149,7 @@ def test_where_nothing_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled.varlen, "fits", lambda device, dtype, size: dtype is torch.bfloat16)
     monkeypatch.setattr(compiled, "find_spec", lambda name: None)
     cuda = torch.device("cuda")
-    assert "no flash attention on this GPU for float32 and heads of 16" in str(compiler_problem(cuda, torch.float32, SMALL))
+    assert "for float32 and heads of 16" in str(compiler_problem(cuda, torch.float32, SMALL))
     assert "triton" in str(compiler_problem(cuda, torch.bfloat16, SMALL))
     monkeypatch.setattr(compiled, "find_spec", lambda name: name)
     assert "no compiler is found" in str(compiler_problem(cuda, torch.bfloat16, SMALL))
