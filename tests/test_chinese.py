@@ -24,7 +24,8 @@ def test_from_raw_text_to_three_tasks(shared_data: Path, tmp_path: Path) -> None
         "--paragraphs",
         "30",
     )
-    finetune = ("--finetune", "--train-rows 48 --epochs 1 --max-length 256 --squad.stride 120")
+    settings = "--train-rows 48 --epochs 1 --max-length 256"
+    finetune = ("--finetune", f"{settings} --squad.stride 120", "--finetune-ner", settings)
     command = [sys.executable, BENCHMARK, shared_data, "--out", tmp_path, *sizes, *finetune]
     done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False, timeout=500)
     assert done.returncode == 0, done.stderr[-2000:]
