@@ -18,7 +18,6 @@ from bertsmith.model.weights import save_model
 from bertsmith.options import load_settings
 from bertsmith.tasks import finetune as loop
 from bertsmith.tasks import runs
-from bertsmith.tasks.run_state import BEST
 from bertsmith.tasks.settings import FinetuneSettings
 from bertsmith.text.tokenizer import BertTokenizer, load_tokenizer
 from bertsmith.training.metrics_log import read_metrics
@@ -309,7 +308,7 @@ def weights_of(out: Path) -> bytes:
 
 def leftovers(out: Path) -> list[str]:
     """Checkpoints and weights that a finished run should not keep."""
-    return sorted(str(path.relative_to(out)) for name in ("checkpoints", BEST) for path in out.rglob(name))
+    return sorted(str(path.relative_to(out)) for name in ("checkpoints", "best-*") for path in out.rglob(name))
 
 
 # --- fixtures, to be imported by the conftest of a folder

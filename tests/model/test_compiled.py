@@ -5,6 +5,7 @@ With the backend that runs what was traced (forward, backward and what is kept b
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from bertsmith.errors import UserError
 from bertsmith.model import compiled
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.compiled import compile_encoder, compiler_problem, hashed_masks
@@ -141,22 +143,42 @@ def test_parameters_keep_their_names() -> None:
     assert build("aot_eager").state_dict().keys() == build().state_dict().keys()
 
 
-def test_where_nothing_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled.shutil, "which", lambda name: "/bin/it" if name in ("g++", "mycc") else None)
+def test_where_nothing_can_be_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, code in (("good", 0), ("broken", 1)):
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {code}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.delenv("CC", raising=False)
-    assert compiler_problem(CPU, torch.float32, SMALL) is None
     monkeypatch.setattr(compiled.varlen, "fits", lambda device, dtype, size: dtype is torch.bfloat16)
     monkeypatch.setattr(compiled, "find_spec", lambda name: None)
-    cuda = torch.device("cuda")
-    assert "for float32 and heads of 16" in str(compiler_problem(cuda, torch.float32, SMALL))
-    assert "triton" in str(compiler_problem(cuda, torch.bfloat16, SMALL))
+
+    def problem(device: str = "cpu", dtype: torch.dtype = torch.bfloat16) -> str | None:
+        return compiler_problem(torch.device(device), dtype, SMALL)
+
+    assert "no compiler is found (g++" in str(problem())
+    (tmp_path / "broken").rename(tmp_path / "clang++")  # which Inductor does not look for
+    assert "no compiler is found (g++" in str(problem())
+    (tmp_path / "clang++").rename(tmp_path / "g++")
+    assert problem() == "the compiler g++ does not run"
+    monkeypatch.setenv("CXX", str(tmp_path / "good"))
+    assert problem() is None
+    monkeypatch.setenv("CXX", str(tmp_path / "gone"))  # what stands beside it is not tried
+    assert f"the compiler {tmp_path / 'gone'} does not run" == problem()
+    assert "for float32 and heads of 16" in str(problem("cuda", torch.float32))
+    assert "triton" in str(problem("cuda"))
     monkeypatch.setattr(compiled, "find_spec", lambda name: name)
-    assert "no compiler is found" in str(compiler_problem(cuda, torch.bfloat16, SMALL))
-    monkeypatch.setenv("CC", "mycc")
-    assert compiler_problem(cuda, torch.bfloat16, SMALL) is None
-    monkeypatch.setattr(compiled.shutil, "which", lambda name: None)
-    assert "none of g++, clang++" in str(compiler_problem(CPU, torch.float32, SMALL))
+    assert "no compiler is found (gcc nor clang" in str(problem("cuda"))
+    (tmp_path / "good").rename(tmp_path / "clang")
+    assert problem("cuda") is None
+
+
+def test_code_that_cannot_be_made_is_the_machines_fault() -> None:
+    def broken(graph: Any, inputs: Any) -> Any:
+        raise OSError("Python.h: no such file")
+
+    with pytest.raises(UserError, match=r"could not compile the encoder here \(.*use --compile off"):
+        step(build(broken), LENGTHS[0], 4)
 
 
 @pytest.mark.slow

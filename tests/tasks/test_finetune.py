@@ -21,7 +21,6 @@ from bertsmith.tasks import finetune as loop
 from bertsmith.tasks import runs
 from bertsmith.tasks.data import TaskData
 from bertsmith.tasks.finetune import parameter_rates
-from bertsmith.tasks.run_state import BEST
 from bertsmith.tasks.settings import FinetuneSettings
 from bertsmith.training.optimizer import BertOptimizer
 from made_tasks import (
@@ -188,7 +187,7 @@ def test_the_only_weights_on_disk_are_the_best_ones(
     scores = iter((0.5, 0.7, 0.6))
 
     def scored(*arguments: Any) -> dict[str, Any]:
-        seen.append([path.parent.name[-1] for path in (tmp_path / "run").rglob(BEST)])
+        seen.append([path.parent.name[-1] for path in (tmp_path / "run").rglob("best-*")])
         result = run_one(*arguments)
         result["dev"]["accuracy"] = next(scores)
         return result

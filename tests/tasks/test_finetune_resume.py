@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from bertsmith.errors import UserError
 from bertsmith.tasks import finetune as loop
 from bertsmith.tasks import run_state, runs
-from bertsmith.tasks.run_state import BEST
 from bertsmith.tasks.settings import FREE_TO_CHANGE, FinetuneSettings
 from bertsmith.training.setup import settings_of_run
 from command_line import bertsmith_process, start_process
@@ -233,10 +233,35 @@ def test_a_damaged_newest_checkpoint(
     same(run, unbroken)
 
 
+def test_the_best_weights_are_those_of_the_best_evaluation_though_a_dead_part_found_better_ones(
+    model: Path, files: Files, tmp_path: Path, steps: StepProbe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came after the checkpoint may not come again: on another processor the same steps score otherwise."""
+    scores = iter((0.5, 0.6, 0.9))  # after steps 2, 4 and 6; the checkpoint is of step 4
+    merge_dev = loop.merge_dev
+    monkeypatch.setattr(loop, "merge_dev", lambda metrics: merge_dev(metrics) | {"accuracy": next(scores)})
+    options = BUSY | {"eval__every": 2}
+    run = tmp_path / "run"
+    steps.crash_at(7)
+    with pytest.raises(Crash):
+        tune(run, "classify", model, *files["classify"], **options)
+    kept = {path.name: load_file(path)["classifier.weight"] for path in run.glob("best-*")}
+    assert sorted(kept) == ["best-00000004.safetensors", "best-00000006.safetensors"]
+    scores = iter((0.3,) * 6)
+    summary = tune(run, "classify", model, *files["classify"], **options)
+    assert summary["runs"][0]["best_step"] == 4
+    assert summary["dev"]["accuracy"] == 0.6
+    weights = load_file(run / "model" / "model.safetensors")["classifier.weight"]
+    assert torch.equal(weights, kept["best-00000004.safetensors"])
+    assert not torch.equal(weights, kept["best-00000006.safetensors"])
+    assert leftovers(run) == []
+
+
 def test_what_a_run_cannot_go_on_without(model: Path, files: Files, tmp_path: Path, steps: StepProbe) -> None:
     run = crashed(model, files, tmp_path / "run", steps)
-    (run / BEST).unlink()
-    with pytest.raises(UserError, match=r"best\.safetensors: is gone, so that this run cannot go on"):
+    for kept in run.glob("best-*"):
+        kept.unlink()
+    with pytest.raises(UserError, match=r"best-\d+\.safetensors: is gone, so that this run cannot go on"):
         tune(run, "classify", model, *files["classify"], **BUSY)
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patch:

@@ -8,12 +8,14 @@ Dropout is by HashedMasks, whose arithmetic is compiled in; numbers from a gener
 
 import os
 import shutil
+import subprocess
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bertsmith.errors import UserError
 from bertsmith.model import varlen
 from bertsmith.model.attention import Plan
 from bertsmith.model.bert import BertEmbeddings, BertLayer, BertModel
@@ -34,10 +36,16 @@ def compiler_problem(device: torch.device, dtype: torch.dtype, config: BertConfi
         return f"PyTorch has no flash attention on this GPU for {name} and heads of {size}"
     if device.type == "cuda" and find_spec("triton") is None:
         return "the package triton is not installed"
-    named, *usual = ("CC", "cc", "gcc", "clang") if device.type == "cuda" else ("CXX", "g++", "clang++")
-    if any(shutil.which(name) for name in (os.environ.get(named, ""), *usual)):
-        return None
-    return f"no compiler is found (none of {', '.join(usual)}, nor one that {named} names)"
+    # Triton takes the first that is there, Inductor what CXX names or g++ and nothing else
+    named, *usual = ("CC", "gcc", "clang") if device.type == "cuda" else ("CXX", "g++")
+    chosen = os.environ.get(named) or next(filter(shutil.which, usual), None)
+    if chosen is None:
+        return f"no compiler is found ({' nor '.join(usual)}, and {named} names none)"
+    try:
+        subprocess.run([chosen, "--version"], capture_output=True, check=True, timeout=60)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return f"the compiler {chosen} does not run"
+    return None
 
 
 def hashed_masks(config: BertConfig, seed: tuple[int, ...], device: torch.device) -> HashedMasks:
@@ -92,6 +100,19 @@ def _seeds(masks: DropoutMasks | None, count: int) -> tuple[Tensor, Tensor] | No
     return part.on_host, part.on_device
 
 
+def _call(run: Any, *arguments: Any) -> Any:
+    """`run` with these arguments. Raises UserError where its code cannot be made (a compiler without its headers)."""
+    try:
+        return run(*arguments)
+    except RuntimeError as error:
+        from torch._dynamo.exc import BackendCompilerFailed
+
+        if not isinstance(error, BackendCompilerFailed):
+            raise
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise UserError(f"compile: PyTorch could not compile the encoder here ({reason}); use --compile off") from error
+
+
 class _CompiledLayer:
     """In place of a layer's `forward`."""
 
@@ -103,7 +124,7 @@ class _CompiledLayer:
             if isinstance(masks, HashedMasks):
                 masks = masks.part(MASKS_A_LAYER)  # as many as there, whatever the kernel draws
             return BertLayer.forward(self.layer, hidden, plan, masks, rows)
-        return self.run(self.layer, hidden, plan.starts, plan.longest, _seeds(masks, MASKS_A_LAYER), rows)
+        return _call(self.run, self.layer, hidden, plan.starts, plan.longest, _seeds(masks, MASKS_A_LAYER), rows)
 
 
 class _CompiledFinish:
@@ -115,4 +136,4 @@ class _CompiledFinish:
     def __call__(self, total: Tensor, dtype: torch.dtype, masks: DropoutMasks | None) -> Tensor:
         if not torch.is_grad_enabled():
             return BertEmbeddings.finish(self.embeddings, total, dtype, masks)
-        return self.finish(self.embeddings, total, dtype, _seeds(masks, 1))
+        return _call(self.finish, self.embeddings, total, dtype, _seeds(masks, 1))

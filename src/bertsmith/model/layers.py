@@ -103,6 +103,6 @@ def fill_up(ids: Tensor, spare: int = 0) -> Tensor:
 
 
 def filled_length(length: int) -> int:
-    """The length that `fill_up` fills up to; one that it gave stays."""
+    """The length that `fill_up` fills up to, never 0, of which not every kernel takes a batch; one it gave stays."""
     step = max(8, 1 << max(0, length.bit_length() - 6))
-    return length + -length % step
+    return max(step, length + -length % step)

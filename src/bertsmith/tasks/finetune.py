@@ -7,6 +7,7 @@ the dev file's examples. Devlin et al. 2018, section 4 and appendix A.3.
 
 import math
 import time
+from collections import deque
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from bertsmith.progress import say
 from bertsmith.tasks.batches import pack_examples, pack_nothing, split_for_ranks
 from bertsmith.tasks.data import Split, TaskData
 from bertsmith.tasks.examples import EncodedSequence
-from bertsmith.tasks.run_state import BEST, RunPlan, find_start, save_weights
+from bertsmith.tasks.run_state import RunPlan, best_weights, drop_other_weights, find_start, save_weights
 from bertsmith.tasks.seen_words import WORDS, SeenWords
 from bertsmith.tasks.settings import FinetuneSettings
 from bertsmith.tasks.task import Scorer, Task
@@ -61,7 +62,7 @@ def finetune_once(
     inputs_sha256: str,
     ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
-    """One run in `folder`, resumed where one was begun; returns its result, and leaves the kept weights in BEST.
+    """One run in `folder`, resumed where one was begun; returns its result, and leaves the best weights there.
 
     `inputs_sha256` stands for the data and the model that it begins with. Several processes (`ranks`) call it together;
     the result is the first one's. Batches and their order do not depend on how many there are, losses by rounding only;
@@ -100,6 +101,8 @@ def finetune_once(
     line = ProgressLine(steps)
     last_checkpoint = last_shown = time.monotonic()
     order, order_epoch = permutation(0, 1), -1
+    # the evaluations whose weights the checkpoints need: each the one that was the best so far
+    needed = deque([state.best["step"]] if state.best else [], settings.checkpoint.keep)
     with (
         MetricsLog(folder, state.step if resumed else None) if ranks.is_first else NoMetricsLog() as log,
         Interrupts(patient=ranks.size > 1) as interrupts,
@@ -114,6 +117,9 @@ def finetune_once(
             save_checkpoint(
                 folder, state.step, weights, optimizer.state_tensors(), asdict(state), settings.checkpoint.keep
             )
+            if state.best is not None:
+                needed.append(state.best["step"])
+                drop_other_weights(folder, needed)
             last_checkpoint = time.monotonic()
 
         def log_window() -> None:
@@ -143,12 +149,14 @@ def finetune_once(
             state.history.append(entry)
             log.write(state.step, {f"dev_{name}": value for name, value in merged.items()} | {"seconds": state.seconds})
             shown = ", ".join(f"{name} {value:.4g}" for name, value in merged.items() if name in shown_metrics(task))
-            line.say(f"step {state.step:,}/{steps:,}: dev {shown}{'  (best so far)' if is_best else ''}")
+            note = "  (best so far)" if is_best and settings.keep == "best" else ""
+            line.say(f"step {state.step:,}/{steps:,}: dev {shown}{note}")
             if is_best if settings.keep == "best" else state.step == steps:
                 first = next(iter(scorers.values()))
                 state.best = entry | {"degenerate": first.one_class_only, "details": first.details()}
                 if ranks.is_first:
-                    save_weights(folder / BEST, model)
+                    save_weights(best_weights(folder, state.step), model)
+                    drop_other_weights(folder, [state.step, *needed])
 
         while state.step < steps:
             # -- the batch: the next examples of this epoch's order, whole epochs before the next begins

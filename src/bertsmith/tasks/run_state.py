@@ -4,6 +4,7 @@ The first rank alone reads and writes them; where there are several, the others 
 """
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,6 @@ from bertsmith.progress import say
 from bertsmith.storage import atomic_file
 from bertsmith.training.checkpoint import Checkpoint, find_newest_checkpoint
 from bertsmith.training.ranks import Ranks
-
-BEST = "best.safetensors"
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,8 @@ class RunState:
     history: list[dict[str, Any]] = field(default_factory=list)
     """An evaluation each: step, epoch, the dev metrics."""
     best: dict[str, Any] | None = None
-    """The evaluation whose weights lie in BEST: as in `history`, with `degenerate` and the scorer's `details`."""
+    """The evaluation whose weights are kept (see `best_weights`): as in `history`, with `degenerate` and the scorer's
+    `details`."""
     arithmetic: dict[str, Any] | None = None
     unseen_words: float = 1.0
     """What weight decay has made of the words that do not occur in training (see seen_words.py)."""
@@ -66,8 +66,8 @@ class RunState:
                 f"{folder}: its checkpoint was written by another version of bertsmith ({error}); resume with that one"
             ) from error
         check_inputs(state.inputs_sha256, inputs_sha256, folder)
-        if state.best is not None and not (folder / BEST).is_file():
-            raise UserError(f"{folder / BEST}: is gone, so that this run cannot go on; start again with another --out")
+        if state.best is not None and not (kept := best_weights(folder, state.best["step"])).is_file():
+            raise UserError(f"{kept}: is gone, so that this run cannot go on; start again with another --out")
         return state
 
 
@@ -97,6 +97,23 @@ def find_start(folder: Path, inputs_sha256: str, ranks: Ranks) -> tuple[RunState
     if values is not None and not ranks.is_first:
         state = RunState(**values)
     return state, checkpoint, values is not None
+
+
+def best_weights(folder: Path, step: int) -> Path:
+    """Where the weights lie that were the best when they were evaluated after `step`.
+
+    Each in a file of its own: a run that was killed goes on from a checkpoint that knows an earlier best only, and on
+    other processors, or another number of them, what the dead one found may not come again.
+    """
+    return folder / f"best-{step:08d}.safetensors"
+
+
+def drop_other_weights(folder: Path, steps: Collection[int]) -> None:
+    """Remove what `best_weights` names, but for these `steps`."""
+    kept = {best_weights(folder, step).name for step in steps}
+    for path in folder.glob("best-*.safetensors"):
+        if path.name not in kept:
+            path.unlink()
 
 
 def save_weights(path: Path, model: BertForTask) -> None:

@@ -26,7 +26,7 @@ from bertsmith.tasks.finetune import finetune_once
 from bertsmith.tasks.model_folder import empty_model, open_tokenizer, save_task_model, start_model, weights_sha256
 from bertsmith.tasks.pictures import plot_confusion
 from bertsmith.tasks.registry import make_task
-from bertsmith.tasks.run_state import BEST, RunPlan, check_inputs, load_best, read_result
+from bertsmith.tasks.run_state import RunPlan, best_weights, check_inputs, drop_other_weights, load_best, read_result
 from bertsmith.tasks.settings import PAPER_GRID, FinetuneSettings
 from bertsmith.tasks.task import to_weights
 from bertsmith.training.metrics_log import plot_loss
@@ -87,8 +87,9 @@ def _finetune(settings: FinetuneSettings, out: Path, ranks: Ranks) -> dict[str, 
         better = result["dev"][metric] > results[best]["dev"][metric]
         if ranks.is_first:
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+            drop_other_weights(folder, [result["best_step"]])
             if number:
-                (folders[best] if better else folder).joinpath(BEST).unlink(missing_ok=True)
+                drop_other_weights(folders[best] if better else folder, [])
         best = number if better else best
     with ranks.alike():  # the others wait for the model, to predict with it
         if ranks.is_first:
@@ -183,7 +184,7 @@ def keep_best(
     settings: FinetuneSettings, data: TaskData, source: Path, best: dict[str, Any], folder: Path, out: Path
 ) -> None:
     """Make RUN/model of the best run's weights, which then lie there only, and put its pictures beside it."""
-    path, task = folder / BEST, data.task
+    path, task = best_weights(folder, best["best_step"]), data.task
     if not path.is_file() and not (out / "model").is_dir():
         raise UserError(f"{out / 'model'}: is gone, and with it the best run's weights; make them with another --out")
     if "null_threshold" in best["details"]:
