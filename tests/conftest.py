@@ -1,6 +1,7 @@
 """Fixtures every test folder shares."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     }.items():
         made.summaries[name] = bertsmith(name, *arguments, "--json").json
     return made
+
+
+def pytest_configure() -> None:
+    """Ctrl-C reaches the processes that tests start, also where a script runs the suite in the background (`&`)."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
