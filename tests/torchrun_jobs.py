@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,6 +34,17 @@ class Job:
     def kill_worker(self) -> None:
         """SIGKILL for the rank with the highest number."""
         os.kill(max(self.workers().items())[1], signal.SIGKILL)
+
+    def kill_and_wait(self) -> str:
+        """`kill_worker`; the job ends within seconds, and says why, that rank first. What was said by all."""
+        self.kill_worker()
+        killed = time.monotonic()
+        said = self.wait(60)
+        assert time.monotonic() - killed < 20
+        assert self.process.returncode != 0
+        assert "another process of this job ended in the middle of the work" in said
+        assert re.search(r"Root Cause.*rank\s+: 1 .*exitcode\s+: -9 ", said, re.DOTALL), said
+        return said
 
     def wait(self, seconds: float) -> str:
         """Wait for its end; what was said by all."""

@@ -15,6 +15,7 @@ from bertsmith.model.attention import AttentionPlan, attend, plan_attention
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import BertConfig
 from bertsmith.model.dropout import DropoutMasks
+from bertsmith.model.layers import filled_length
 from bertsmith.model.varlen import VarlenPlan, cover_rows
 
 SMALL = BertConfig(
@@ -122,6 +123,8 @@ def test_a_plan_is_made_once_for_all_layers() -> None:
     assert plan.varlen(16).starts.tolist() == [0, 4, 9, 14, 16]
     assert plan.varlen(9).starts.tolist() == [0, 4, 9]
     assert plan.varlen(16).longest == 5
+    nothing = AttentionPlan(np.array([0]), CPU).varlen(filled_length(0))  # a rank without a share of a batch
+    assert nothing.starts.tolist() == list(range(9))
     assert plan.grouped(2, torch.float32) is plan.grouped(2, torch.float32)
 
 

@@ -2,7 +2,6 @@
 
 import re
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,14 +42,8 @@ def test_saved_killed_and_finished(model: Path, files: Files, tmp_path: Path) ->
     assert "fault of bertsmith" not in said
     with started(tmp_path, on_this_machine(2), command(model, files, run, "--epochs", 400)) as job:
         wait_for_steps(job, run, int(saved[1]) + 5)
-        job.kill_worker()
-        killed = time.monotonic()
-        said = job.wait(60)
-        assert time.monotonic() - killed < 20
-    assert job.process.returncode != 0
+        said = job.kill_and_wait()
     assert "resuming from" in said
-    assert "another process of this job ended in the middle of the work" in said
-    assert re.search(r"Root Cause.*rank\s+: 1 .*exitcode\s+: -9 ", said, re.DOTALL), said
     assert "fault of bertsmith" not in said.partition("Traceback")[0], said
 
 

@@ -151,7 +151,8 @@ def test_saved_on_some_ranks_and_resumed_on_others(corpus: Path, tmp_path: Path,
             endings = run_ranks(size, train_rank, corpus, tmp_path / "run", changes)
             seen += joined_rows(endings)
             if steps > 3:
-                assert "warning: the run began otherwise (ranks" in endings[0].said
+                # this process may have another number of threads than the ranks
+                assert re.search(r"warning: the run began otherwise \(.*ranks \d → \d", endings[0].said)
                 assert "resuming from" in endings[0].said
     assert seen == expected
     losses = [[line for line in log_lines(tmp_path / run) if "loss" in line] for run in ("run", "whole")]

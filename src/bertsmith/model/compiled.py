@@ -109,7 +109,8 @@ def _call(run: Any, *arguments: Any) -> Any:
 
         if not isinstance(error, BackendCompilerFailed):
             raise
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        cause = error.inner_exception
+        reason = next((line for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
         raise UserError(f"compile: PyTorch could not compile the encoder here ({reason}); use --compile off") from error
 
 

@@ -16,7 +16,7 @@ import torch
 
 from bertsmith.corpus.batches import Batch, BatchCounts, describe_example, split_batch
 from bertsmith.corpus.loader import PrefetchingLoader
-from bertsmith.errors import ToldElsewhere, UserError
+from bertsmith.errors import UserError
 from bertsmith.model.compiled import compile_encoder, hashed_masks
 from bertsmith.model.dropout import DropoutMasks
 from bertsmith.model.weights import WEIGHTS, save_model
@@ -138,7 +138,7 @@ def _pretrain(settings: PretrainSettings, out: Path, ranks: Ranks) -> dict[str, 
             return ranks.agree((interrupts.requested,))[0][0] > 0
 
         def stop(what: str) -> UserError:
-            return UserError(stop_message(out, what)) if ranks.is_first else ToldElsewhere(what)
+            return ranks.stop(stop_message(out, what) if ranks.is_first else what)
 
         def used() -> float:
             return budget.progress(state.step, state.epochs, state.seconds)
