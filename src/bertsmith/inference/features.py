@@ -295,11 +295,15 @@ class FeatureExtractor:
         """The vectors of all spans, (S, dimension)."""
         vectors = np.empty((len(plan.spans), self.dimension), dtype=np.float32)
         first = np.cumsum(plan.span_counts) - plan.span_counts
-        for batch in self.encoder.batches(plan.sequences):
+
+        def fill(batch: TokenBatch) -> None:
             counts = plan.span_counts[batch.numbers]
             chosen = ranges(first[batch.numbers], counts)
             spans = plan.spans[chosen] + np.repeat(batch.starts[:-1], counts)[:, None]
             vectors[chosen] = self._vectors(batch, spans[:, 0], spans[:, 1] - spans[:, 0]).cpu().numpy()
+
+        for _ in self.encoder.map(fill, self.encoder.batches(plan.sequences)):
+            pass
         return vectors
 
     @torch.inference_mode()

@@ -26,7 +26,6 @@ from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.heads import ROWS_AT_ONCE
 from bertsmith.model.layers import fill_up
 from bertsmith.progress import Progress, say
-from bertsmith.tasks.batches import group_by_tokens
 from bertsmith.tasks.examples import EncodingReport
 from bertsmith.tasks.table import Problems, Table, read_text
 
@@ -75,10 +74,14 @@ class SentenceScorer:
             scored = sequences.starts[owners] + places
             masked = begins[np.searchsorted(begins, scored, side="right")] - scored
         sums = np.zeros(len(texts))
-        for group in group_by_tokens(sequences.lengths[owners].tolist(), self.encoder.tokens_at_once):
-            chosen = np.array(group)
+
+        def compute(chosen: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
             scores = self._log_probabilities(sequences, owners[chosen], places[chosen], masked[chosen])
-            np.add.at(sums, owners[chosen], scores.double().cpu().numpy())
+            found: npt.NDArray[np.float64] = scores.double().cpu().numpy()
+            return found
+
+        for chosen, scores in self.encoder.map(compute, self.encoder.group(sequences.lengths[owners].tolist())):
+            np.add.at(sums, owners[chosen], scores)
         for total, tokens in zip(sums.tolist(), lengths.tolist(), strict=True):
             # the sum over no token, 0, would be better than any sentence's
             yield {"pll": total if tokens else None, "tokens": tokens, "pppl": _perplexity(total, tokens)}

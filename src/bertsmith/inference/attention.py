@@ -1,0 +1,196 @@
+"""Self-attention of one packed batch where nothing is trained: which kernel, for which stretch of the batch.
+
+In: query, key and value of all tokens side by side, (T, 3H). Out: context, (T, H). On the CPU one of two ways by
+`fused_multiplies_slowly`; elsewhere as in training (model/attention.py).
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bertsmith.model.attention import attend, plan_attention
+
+# float32 numbers in the widest vector registers there are (AVX-512)
+KEYS_AT_ONCE = 16
+# attention weights written out in one piece: 2 MB of them in 16 bits, which the caches hold
+WEIGHTS_AT_ONCE = 1 << 20
+# sums of exponentials between these lost nothing: every number that matters in them is a normal one of bfloat16
+LEAST_SUM, MOST_SUM = 2.0**-100, 2.0**100
+
+Ints = npt.NDArray[np.int64]
+
+
+def fused_multiplies_slowly(dtype: torch.dtype) -> bool:
+    """Whether PyTorch's fused kernel lags behind single products in `dtype`: in bf16 on a CPU that has no tiles (AMX).
+
+    Its own products are then made pair by pair, at a quarter of the speed of oneDNN's.
+    """
+    cpu = torch.cpu
+    return dtype == torch.bfloat16 and cpu._is_avx512_bf16_supported() and not cpu._is_amx_tile_supported()
+
+
+def split_runs(starts: Ints) -> list[tuple[int, int, int]]:
+    """Neighbours of one length, of sequences that begin at `starts` (N+1,).
+
+    → (first sequence, sequence after the last, length of each) of every run.
+    """
+    lengths = np.diff(starts)
+    borders = [*np.flatnonzero(np.diff(lengths, prepend=-1)).tolist(), len(lengths)]
+    return [(first, last, int(lengths[first])) for first, last in itertools.pairwise(borders)]
+
+
+class FusedAttention:
+    """PyTorch's fused kernel, run by run of neighbours of one length, which lie in the batch as they are needed.
+
+    It keeps no weights: two thirds of the time that training's products take at 84 tokens, a third at 510. Filling up
+    shorter neighbours as training does saves calls, but copies and masks cost more: 2 to 3 % of the whole encoder's
+    time. The kernel takes keys a vector at a time and what is left of them one by one, which more than doubles its time
+    at 93 tokens. So it is given keys up to a whole number of vectors: what lies behind the sequence, under a mask.
+    """
+
+    def __init__(self, starts: Ints, heads: int) -> None:
+        self.heads = heads
+        self.masks: dict[int, Tensor] = {}
+        self.runs = [(int(starts[first]), int(starts[last]), length) for first, last, length in split_runs(starts)]
+
+    @property
+    def rows(self) -> int:
+        """How many rows of `qkv` it reaches into."""
+        return max((end + -length % KEYS_AT_ONCE for _, end, length in self.runs), default=0)
+
+    def __call__(self, qkv: Tensor, out: Tensor) -> None:
+        """`qkv` (T or more, 3H) → the first T of `out` (…, H)."""
+        row, width = qkv.stride(0), qkv.shape[1] // (3 * self.heads)
+        for begin, end, length in self.runs:
+            keys = length + -length % KEYS_AT_ONCE
+            shape = (3, (end - begin) // length, self.heads, keys, width)
+            query, key, value = qkv[begin:].as_strided(shape, (self.heads * width, length * row, width, row, 1))
+            mask = self._mask(length, keys, qkv)
+            context = F.scaled_dot_product_attention(query[:, :, :length], key, value, attn_mask=mask)
+            out[begin:end] = context.transpose(1, 2).reshape(end - begin, -1)
+
+    def _mask(self, length: int, keys: int, like: Tensor) -> Tensor | None:
+        """(1, 1, 1, keys): -inf on what lies behind a sequence of `length`; made once for all layers."""
+        if length == keys:
+            return None
+        if length not in self.masks:
+            self.masks[length] = F.pad(like.new_zeros(1, 1, 1, length), (0, keys - length), value=float("-inf"))
+        return self.masks[length]
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Some neighbours whose products are made at once, each filled up to `keys` rows."""
+
+    begin: int
+    end: int
+    """Its tokens are [begin, end) of the batch."""
+    keys: int
+    taken: Tensor
+    """(n · keys,): the row of the batch that stands in each of its rows; after a sequence's end, its last token's."""
+    real: Tensor
+    """(end - begin,): which of its rows are the sequences'."""
+    ends: list[tuple[int, int, int]]
+    """(first sequence, sequence after the last, length) of those that are shorter than `keys`."""
+
+
+class WrittenOutAttention:
+    """The weights written out, where the fused kernel's products are slow: half its time at 84 tokens.
+
+    Softmax as powers of two without the maximum taken off first: one pass and a sum instead of four passes. That is
+    exact as long as the sums say that nothing was too large or too small; else PyTorch's softmax does it again. Taking
+    the mean key off every key leaves softmax as it is and makes scores small, which 16 bits hold better. Products have
+    few shapes (multiples of KEYS_AT_ONCE keys, powers of two of sequences), as oneDNN compiles and keeps a kernel for
+    each.
+    """
+
+    def __init__(self, starts: Ints, heads: int) -> None:
+        self.heads = heads
+        self.blocks = list(_split_blocks(starts, heads))
+        self.rows = int(starts[-1])
+        """How many rows of `qkv` it reaches into."""
+
+    def __call__(self, qkv: Tensor, out: Tensor) -> None:
+        """`qkv` (T or more, 3H) → the first T of `out` (…, H)."""
+        width = qkv.shape[1] // (3 * self.heads)
+        for block in self.blocks:
+            packed = qkv.index_select(0, block.taken).view(-1, block.keys, 3, self.heads, width)
+            # each (n · heads, keys, d)
+            query, key, value = packed.permute(2, 0, 3, 1, 4).reshape(3, -1, block.keys, width)
+            # log2(e) not as alpha of baddbmm, whose oneDNN branch adds 0 times what it finds in the result, NaN or not
+            query.mul_(math.log2(math.e) / math.sqrt(width))
+            key.sub_(key.mean(1, keepdim=True))
+            context = self._attend(block, query, key.transpose(1, 2), value)
+            context = context.view(-1, self.heads, block.keys, width).transpose(1, 2)
+            rows = context.reshape(-1, self.heads * width)
+            torch.index_select(rows, 0, block.real, out=out[block.begin : block.end])
+
+    def _attend(self, block: _Block, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Context (n · heads, keys, d)."""
+        weights = torch.bmm(query, key).exp2_()
+        self._hide(block, weights, 0)
+        sums = weights.sum(-1, keepdim=True)
+        least, most = torch.aminmax(sums)
+        if float(least) >= LEAST_SUM and float(most) <= MOST_SUM:
+            return torch.bmm(weights, value).div_(sums)
+        scores = torch.bmm(query, key).mul_(math.log(2))
+        self._hide(block, scores, float("-inf"))
+        return torch.bmm(scores.softmax(-1), value)
+
+    def _hide(self, block: _Block, weights: Tensor, value: float) -> None:
+        """Set what belongs to no key of a sequence."""
+        for first, last, length in block.ends:
+            weights[first * self.heads : last * self.heads, :, length:] = value
+
+
+def _split_blocks(starts: Ints, heads: int) -> Iterator[_Block]:
+    """All sequences in order, in blocks of equal keys and a power of two of sequences."""
+    lengths = np.diff(starts)
+    filled = np.concatenate([[0], np.cumsum(lengths + -lengths % KEYS_AT_ONCE)])
+    for first, last, keys in split_runs(filled):
+        most = max(1, WEIGHTS_AT_ONCE // (heads * keys**2))
+        while first < last:
+            count = 1 << (min(last - first, most).bit_length() - 1)
+            mine = starts[first : first + count + 1]
+            places = np.arange(keys)
+            taken = mine[:-1, None] + np.minimum(places, np.diff(mine)[:, None] - 1)
+            real = np.flatnonzero(places < np.diff(mine)[:, None])
+            ends = [run for run in split_runs(mine) if run[2] < keys]
+            yield _Block(
+                int(mine[0]), int(mine[-1]), keys, torch.from_numpy(taken.ravel()), torch.from_numpy(real), ends
+            )
+            first += count
+
+
+class InferenceAttention:
+    """Self-attention of one batch, for all layers."""
+
+    def __init__(self, sequence_starts: Tensor, heads: int, tokens: int, dtype: torch.dtype) -> None:
+        self.heads = heads
+        self.tokens = tokens
+        self.spare = 0
+        """Rows that must follow the T tokens."""
+        self.plan = None
+        if sequence_starts.device.type != "cpu":
+            self.plan = plan_attention(sequence_starts)
+            return
+        kernel = WrittenOutAttention if fused_multiplies_slowly(dtype) else FusedAttention
+        self.kernel = kernel(sequence_starts.numpy(), heads)
+        self.spare = max(0, self.kernel.rows - tokens)
+
+    def __call__(self, qkv: Tensor) -> Tensor:
+        """(T or more, 3H) → context (as many, H), 0 after the T tokens."""
+        out = qkv.new_empty(qkv.shape[0], qkv.shape[1] // 3)
+        out[self.tokens :] = 0
+        if self.plan is None:
+            self.kernel(qkv, out)
+        else:
+            out[: self.tokens] = attend(qkv[: self.tokens], self.plan, self.heads, 0.0, None)
+        return out
