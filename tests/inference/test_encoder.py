@@ -9,9 +9,10 @@ import pytest
 import torch
 from small_models import SMALL, make_bert, make_encoder
 
-from bertsmith.inference.encoder import Sequences, ranges
+from bertsmith.inference.encoder import PackedLinear, Sequences, can_pack, ranges
 from bertsmith.inference.loaded import LoadedModel
-from bertsmith.model.layers import fill_up
+from bertsmith.model.layers import Linear, fill_up
+from bertsmith.tasks.model_folder import weights_sha256
 
 
 def make_sequences(lengths: list[int], segments: bool = False) -> Sequences:
@@ -146,3 +147,52 @@ def test_minilm_gives_the_golden_hidden_states_and_pooler(shared_data: Path, min
     cls = torch.from_numpy(np.stack([states[6, 0] for states in found]))
     pooled = encoder.bert.pooler(cls).detach().numpy()
     np.testing.assert_allclose(pooled, golden["pooler_output"], rtol=0, atol=2e-5)
+
+
+def test_threads_that_share_the_work_have_as_many_batches_of_as_many_tokens() -> None:
+    encoder = make_encoder()
+    lengths = np.random.default_rng(2).integers(3, 90, 300).tolist()
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        encoder.tokens_at_once = 1000
+        groups = list(encoder.group(lengths))
+        assert len(list(encoder.group(lengths[:3]))) == 1  # too few to share
+    finally:
+        torch.set_num_threads(before)
+    assert sorted(np.concatenate(groups).tolist()) == list(range(300))
+    assert len(groups) % 4 == 0
+    tokens = [sum(lengths[number] for number in group) for group in groups]
+    assert max(tokens) <= 1000
+    assert max(tokens) - min(tokens) < 2 * 90
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_any_number_of_threads_gives_the_same(threads: int) -> None:
+    lengths = np.random.default_rng(3).integers(3, 200, 60).tolist()
+    sequences = make_sequences(lengths)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    expected = make_encoder().hidden_states(sequences, [3])
+    torch.set_num_threads(threads)
+    try:
+        found = make_encoder().hidden_states(sequences, [3])
+    finally:
+        torch.set_num_threads(before)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+
+
+@pytest.mark.skipif(
+    not can_pack(torch.device("cpu"), torch.bfloat16), reason="oneDNN does not multiply bf16 on this machine"
+)
+def test_packed_weights_give_the_same_bits_and_the_same_digest() -> None:
+    linear = Linear(48, 96).to(torch.bfloat16)
+    torch.nn.init.normal_(linear.weight)
+    torch.nn.init.normal_(linear.bias)
+    packed = PackedLinear(linear)
+    for rows in (1, 8, 37, 2048):
+        x = torch.randn(rows, 48).to(torch.bfloat16)
+        with torch.no_grad():
+            assert torch.equal(packed(x), linear(x))
+    assert weights_sha256(packed) == weights_sha256(linear)

@@ -89,48 +89,45 @@ class FusedAttention:
 class _Block:
     """Some neighbours whose products are made at once, each filled up to `keys` rows."""
 
-    begin: int
-    end: int
-    """Its tokens are [begin, end) of the batch."""
+    sequences: int
     keys: int
-    taken: Tensor
-    """(n · keys,): the row of the batch that stands in each of its rows; after a sequence's end, its last token's."""
-    real: Tensor
-    """(end - begin,): which of its rows are the sequences'."""
-    ends: list[tuple[int, int, int]]
-    """(first sequence, sequence after the last, length) of those that are shorter than `keys`."""
+    runs: list[tuple[int, int, int, int]]
+    """(first sequence, sequence after the last, length, first token in the batch) of neighbours of one length."""
 
 
 class WrittenOutAttention:
     """The weights written out, where the fused kernel's products are slow: half its time at 84 tokens.
 
     Softmax as powers of two without the maximum taken off first: one pass and a sum instead of four passes. That is
-    exact as long as the sums say that nothing was too large or too small; else PyTorch's softmax does it again. Taking
-    the mean key off every key leaves softmax as it is and makes scores small, which 16 bits hold better. Products have
-    few shapes (multiples of KEYS_AT_ONCE keys, powers of two of sequences), as oneDNN compiles and keeps a kernel for
-    each.
+    exact as long as the sums say that nothing was too large or too small; else PyTorch's softmax does it again.
+    Products have few shapes (multiples of KEYS_AT_ONCE keys, powers of two of sequences), as oneDNN compiles and keeps
+    a kernel for each.
     """
 
     def __init__(self, starts: Ints, heads: int) -> None:
         self.heads = heads
         self.blocks = list(_split_blocks(starts, heads))
-        self.rows = int(starts[-1])
-        """How many rows of `qkv` it reaches into."""
+        self.rows = int(starts[-1]) + KEYS_AT_ONCE
+        """How many rows of `qkv` it may reach into."""
 
     def __call__(self, qkv: Tensor, out: Tensor) -> None:
         """`qkv` (T or more, 3H) → the first T of `out` (…, H)."""
-        width = qkv.shape[1] // (3 * self.heads)
+        row, width = qkv.stride(0), qkv.shape[1] // (3 * self.heads)
         for block in self.blocks:
-            packed = qkv.index_select(0, block.taken).view(-1, block.keys, 3, self.heads, width)
+            packed = qkv.new_empty(3, block.sequences, self.heads, block.keys, width)
+            for first, last, length, begin in block.runs:
+                shape, strides = packed[:, first:last].shape, (self.heads * width, length * row, width, row, 1)
+                # what lies behind a sequence are rows of others: of no weight, but numbers
+                packed[:, first:last].copy_(qkv[begin:].as_strided(shape, strides))
             # each (n · heads, keys, d)
-            query, key, value = packed.permute(2, 0, 3, 1, 4).reshape(3, -1, block.keys, width)
+            query, key, value = packed.view(3, -1, block.keys, width)
             # log2(e) not as alpha of baddbmm, whose oneDNN branch adds 0 times what it finds in the result, NaN or not
             query.mul_(math.log2(math.e) / math.sqrt(width))
-            key.sub_(key.mean(1, keepdim=True))
             context = self._attend(block, query, key.transpose(1, 2), value)
-            context = context.view(-1, self.heads, block.keys, width).transpose(1, 2)
-            rows = context.reshape(-1, self.heads * width)
-            torch.index_select(rows, 0, block.real, out=out[block.begin : block.end])
+            context = context.view(-1, self.heads, block.keys, width).transpose(1, 2)  # (n, keys, heads, d)
+            for first, last, length, begin in block.runs:
+                rows = out[begin : begin + (last - first) * length]
+                rows.view(last - first, length, self.heads, width).copy_(context[first:last, :length])
 
     def _attend(self, block: _Block, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Context (n · heads, keys, d)."""
@@ -146,8 +143,9 @@ class WrittenOutAttention:
 
     def _hide(self, block: _Block, weights: Tensor, value: float) -> None:
         """Set what belongs to no key of a sequence."""
-        for first, last, length in block.ends:
-            weights[first * self.heads : last * self.heads, :, length:] = value
+        for first, last, length, _ in block.runs:
+            if length < block.keys:
+                weights[first * self.heads : last * self.heads, :, length:] = value
 
 
 def _split_blocks(starts: Ints, heads: int) -> Iterator[_Block]:
@@ -159,13 +157,7 @@ def _split_blocks(starts: Ints, heads: int) -> Iterator[_Block]:
         while first < last:
             count = 1 << (min(last - first, most).bit_length() - 1)
             mine = starts[first : first + count + 1]
-            places = np.arange(keys)
-            taken = mine[:-1, None] + np.minimum(places, np.diff(mine)[:, None] - 1)
-            real = np.flatnonzero(places < np.diff(mine)[:, None])
-            ends = [run for run in split_runs(mine) if run[2] < keys]
-            yield _Block(
-                int(mine[0]), int(mine[-1]), keys, torch.from_numpy(taken.ravel()), torch.from_numpy(real), ends
-            )
+            yield _Block(count, keys, [(*run, int(mine[run[0]])) for run in split_runs(mine)])
             first += count
 
 

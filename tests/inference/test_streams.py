@@ -1,0 +1,92 @@
+"""Batches side by side: everything once and in order, on one core each, and whatever fails is said by the caller."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from bertsmith.inference.streams import map_on_threads
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_everything_once_and_in_order(two_threads: None) -> None:
+    def square(number: int) -> int:
+        time.sleep(0.002 * (number % 3))
+        return number**2
+
+    assert list(map_on_threads(square, range(40))) == [(number, number**2) for number in range(40)]
+    assert list(map_on_threads(square, [])) == []
+
+
+def test_several_run_at_once_on_one_core_each(two_threads: None) -> None:
+    together = threading.Barrier(2)
+
+    def ask(_: int) -> tuple[int, int]:
+        together.wait(10)  # both threads are in here, or this fails
+        return threading.get_ident(), torch.get_num_threads()
+
+    found = [result for _, result in map_on_threads(ask, range(4))]
+    assert {threads for _, threads in found} == {1}
+    assert len({ident for ident, _ in found}) == 2
+    assert torch.get_num_threads() == 2
+    # what is computed here goes on on all cores
+    assert threading.get_ident() not in {ident for ident, _ in found}
+
+
+def test_a_single_item_has_all_cores(two_threads: None) -> None:
+    def ask(_: int) -> tuple[int, int]:
+        return threading.get_ident(), torch.get_num_threads()
+
+    assert list(map_on_threads(ask, [1])) == [(1, (threading.get_ident(), 2))]
+
+
+def test_one_thread_needs_no_others() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        found = {result for _, result in map_on_threads(lambda _: threading.get_ident(), range(5))}
+    finally:
+        torch.set_num_threads(before)
+    assert found == {threading.get_ident()}
+
+
+def test_items_are_read_only_a_little_ahead(two_threads: None) -> None:
+    read = []
+
+    def items() -> Iterator[int]:
+        for number in range(1000):
+            read.append(number)
+            yield number
+
+    results = map_on_threads(lambda number: number, items())
+    for _ in range(10):
+        next(results)
+    assert len(read) < 20
+    results.close()
+
+
+def test_what_fails_is_raised_and_nothing_goes_on(two_threads: None) -> None:
+    begun: list[int] = []
+
+    def fail(number: int) -> int:
+        begun.append(number)
+        if number == 3:
+            raise ValueError("three")
+        return number
+
+    results = map_on_threads(fail, range(1000))
+    assert [next(results)[0] for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="three"):
+        next(results)
+    count = len(begun)
+    time.sleep(0.05)
+    assert len(begun) == count < 20
