@@ -9,6 +9,8 @@ import torch
 
 from bertsmith.inference.streams import map_on_threads
 
+CPU = torch.device("cpu")
+
 
 @pytest.fixture
 def two_threads() -> Iterator[None]:
@@ -23,8 +25,8 @@ def test_everything_once_and_in_order(two_threads: None) -> None:
         time.sleep(0.002 * (number % 3))
         return number**2
 
-    assert list(map_on_threads(square, range(40))) == [(number, number**2) for number in range(40)]
-    assert list(map_on_threads(square, [])) == []
+    assert list(map_on_threads(square, range(40), CPU)) == [(number, number**2) for number in range(40)]
+    assert list(map_on_threads(square, [], CPU)) == []
 
 
 def test_several_run_at_once_on_one_core_each(two_threads: None) -> None:
@@ -34,7 +36,7 @@ def test_several_run_at_once_on_one_core_each(two_threads: None) -> None:
         together.wait(10)  # both threads are in here, or this fails
         return threading.get_ident(), torch.get_num_threads()
 
-    found = [result for _, result in map_on_threads(ask, range(4))]
+    found = [result for _, result in map_on_threads(ask, range(4), CPU)]
     assert {threads for _, threads in found} == {1}
     assert len({ident for ident, _ in found}) == 2
     assert torch.get_num_threads() == 2
@@ -46,14 +48,14 @@ def test_a_single_item_has_all_cores(two_threads: None) -> None:
     def ask(_: int) -> tuple[int, int]:
         return threading.get_ident(), torch.get_num_threads()
 
-    assert list(map_on_threads(ask, [1])) == [(1, (threading.get_ident(), 2))]
+    assert list(map_on_threads(ask, [1], CPU)) == [(1, (threading.get_ident(), 2))]
 
 
 def test_one_thread_needs_no_others() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        found = {result for _, result in map_on_threads(lambda _: threading.get_ident(), range(5))}
+        found = {result for _, result in map_on_threads(lambda _: threading.get_ident(), range(5), CPU)}
     finally:
         torch.set_num_threads(before)
     assert found == {threading.get_ident()}
@@ -67,7 +69,7 @@ def test_items_are_read_only_a_little_ahead(two_threads: None) -> None:
             read.append(number)
             yield number
 
-    results = map_on_threads(lambda number: number, items())
+    results = map_on_threads(lambda number: number, items(), CPU)
     for _ in range(10):
         next(results)
     assert len(read) < 20
@@ -83,7 +85,7 @@ def test_what_fails_is_raised_and_nothing_goes_on(two_threads: None) -> None:
             raise ValueError("three")
         return number
 
-    results = map_on_threads(fail, range(1000))
+    results = map_on_threads(fail, range(1000), CPU)
     assert [next(results)[0] for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ValueError, match="three"):
         next(results)

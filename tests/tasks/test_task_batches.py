@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertsmith.model.task_model import BertForTask
-from bertsmith.tasks.batches import group_by_tokens, pack_examples, split_by_tokens
+from bertsmith.tasks.batches import (
+    LEAST_A_THREAD,
+    group_by_tokens,
+    group_for_threads,
+    pack_examples,
+    split_by_tokens,
+)
 from bertsmith.tasks.examples import EncodedSequence, EncodingReport
 from bertsmith.tasks.registry import make_task
 from bertsmith.tasks.spec import TaskSpec
@@ -158,3 +164,22 @@ def test_windows_of_any_kind_of_target(tokenizer: BertTokenizer) -> None:
         loss = task.loss(model(*batch.inputs()), batch)
         assert loss.dtype == torch.float32
         loss.backward()
+
+
+@given(
+    lengths=st.lists(st.integers(1, 90), max_size=200),
+    most=st.integers(60, 3000),
+    threads=st.integers(1, 5),
+)
+def test_groups_for_threads_hold_every_item_once_and_no_more_than_asked(
+    lengths: list[int], most: int, threads: int
+) -> None:
+    groups = list(group_for_threads(lengths, most, threads))
+    numbers = [number for group in groups for number in group]
+    assert sorted(numbers) == list(range(len(lengths)))
+    ordered = [lengths[number] for number in numbers]
+    assert ordered == sorted(ordered, reverse=True)
+    tokens = [sum(lengths[number] for number in group) for group in groups]
+    assert all(size <= most or len(group) == 1 for size, group in zip(tokens, groups, strict=True))
+    if sum(lengths) < threads * LEAST_A_THREAD:
+        assert groups == list(group_by_tokens(lengths, most))

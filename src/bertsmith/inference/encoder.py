@@ -19,7 +19,7 @@ from bertsmith.inference.streams import map_on_threads
 from bertsmith.model.bert import BertLayer, BertModel
 from bertsmith.model.dropout import DropoutMasks
 from bertsmith.model.layers import Linear, TiedGradient, fill_up
-from bertsmith.tasks.batches import group_by_tokens
+from bertsmith.tasks.batches import group_for_threads
 from bertsmith.text.tokenizer import BertTokenizer
 
 Ints = npt.NDArray[np.integer]
@@ -27,8 +27,6 @@ Ints = npt.NDArray[np.integer]
 # tokens that go through the model at once: as many as keep a thread of a CPU busy, for which each layer's weights are
 # read once (2 % faster than 2,048, 8 % than 1,024 where bf16 has no tiles), and as many as fill a GPU
 TOKENS_A_THREAD, TOKENS_ON_CUDA = 4096, 65536
-# with fewer a thread, one batch goes over all threads
-LEAST_A_THREAD = 256
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -246,24 +244,13 @@ class Encoder:
 
         Where threads share the work, each has as many batches of as many tokens.
         """
-        total, longest = sum(lengths), max(lengths, default=0)
         threads = torch.get_num_threads() if self.device.type == "cpu" else 1
-        if threads == 1 or total < threads * LEAST_A_THREAD or longest >= self.tokens_at_once:
-            for group in group_by_tokens(lengths, self.tokens_at_once):
-                yield np.array(group)
-            return
-        order = np.lexsort((np.arange(len(lengths)), -np.asarray(lengths)))
-        ends = np.cumsum(np.asarray(lengths)[order])
-        # a batch may be longer than its share by less than one sequence
-        parts = -(-total // ((self.tokens_at_once - longest) * threads)) * threads
-        borders = np.searchsorted(ends, np.arange(1, parts) * total / parts) + 1
-        yield from (part for part in np.split(order, borders) if len(part))
+        for group in group_for_threads(lengths, self.tokens_at_once, threads):
+            yield np.array(group)
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
         """Each batch, or group of numbers, with function(it), in order; on a CPU as many at once as it has cores."""
-        if self.device.type == "cpu":
-            return map_on_threads(function, items)
-        return ((item, function(item)) for item in items)
+        return map_on_threads(function, items, self.device)
 
     def batches(self, sequences: Sequences) -> Iterator[TokenBatch]:
         """Every sequence once, in batches of like lengths, the longest first."""

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from bertsmith.inference.streams import map_on_threads
 from bertsmith.model.task_model import BertForTask
-from bertsmith.tasks.batches import TOKENS_AT_ONCE, group_by_tokens, pack_examples
+from bertsmith.tasks.batches import TOKENS_AT_ONCE, group_for_threads, pack_examples
 from bertsmith.tasks.examples import EncodedSequence, EncodingReport
 from bertsmith.tasks.task import Row, Task
 from bertsmith.training.ranks import ALONE, Ranks, check_same_count, split_evenly
@@ -23,19 +24,27 @@ from bertsmith.training.ranks import ALONE, Ranks, check_same_count, split_evenl
 CHUNK = 512
 # evaluation keeps no activations for a backward pass
 _MORE_AT_ONCE = 2
+# of a batch on one of many threads
+_LEAST_TOKENS = 2048
 
 
-@torch.inference_mode()
 def compute_logits(
     model: BertForTask, sequences: Sequence[EncodedSequence], device: torch.device
 ) -> list[npt.NDArray[np.float32]]:
     """The scores of each sequence's positions, (P, outputs) each, in the order given; no dropout."""
-    results: list[Any] = [None] * len(sequences)
-    for group in group_by_tokens([len(s) for s in sequences], _MORE_AT_ONCE * TOKENS_AT_ONCE[device.type]):
+
+    @torch.inference_mode()
+    def compute(group: list[int]) -> list[npt.NDArray[np.float32]]:
         batch = pack_examples([[sequences[index]] for index in group], device)
-        logits = model(*batch.inputs()).cpu()
-        for index, part in zip(group, logits.split(batch.row_counts), strict=True):
-            results[index] = part.numpy()
+        return [part.numpy() for part in model(*batch.inputs()).cpu().split(batch.row_counts)]
+
+    results: list[Any] = [None] * len(sequences)
+    threads = torch.get_num_threads() if device.type == "cpu" else 1
+    most = _MORE_AT_ONCE * TOKENS_AT_ONCE[device.type]
+    groups = group_for_threads([len(s) for s in sequences], max(most // threads, min(most, _LEAST_TOKENS)), threads)
+    for group, logits in map_on_threads(compute, groups, device):
+        for index, scores in zip(group, logits, strict=True):
+            results[index] = scores
     return results
 
 

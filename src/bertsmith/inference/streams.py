@@ -22,12 +22,15 @@ _lock = threading.Lock()
 _pools: dict[int, ThreadPoolExecutor] = {}
 
 
-def map_on_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
-    """Each item with function(item), in order; as many at once as PyTorch has threads, each on one of them.
+def map_on_threads(
+    function: Callable[[Item], Result], items: Iterable[Item], device: torch.device
+) -> Iterator[tuple[Item, Result]]:
+    """Each item with function(item), in order; on a CPU as many at once as PyTorch has threads, each on one of them.
 
-    `items` is read as far ahead as is computed, so that results of any number of items fit into memory.
+    `items` is read as far ahead as is computed, so that results of any number of items fit into memory. What PyTorch
+    keeps for each thread, inference mode among it, is for `function` to set.
     """
-    count = torch.get_num_threads()
+    count = torch.get_num_threads() if device.type == "cpu" else 1
     first = list(itertools.islice(items := iter(items), 2))
     if count == 1 or len(first) < 2:  # a single batch has all cores to itself
         for item in itertools.chain(first, items):

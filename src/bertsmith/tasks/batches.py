@@ -17,6 +17,8 @@ from bertsmith.training.ranks import split_evenly
 
 # tokens that go through the model at once: what stays near the caches, what fills the chip
 TOKENS_AT_ONCE = {"cpu": 8192, "cuda": 65536}
+# with fewer a thread, batches side by side are not worth it
+LEAST_A_THREAD = 256
 
 
 @dataclass
@@ -89,10 +91,8 @@ def split_for_ranks(
     if most_tokens is not None or ranks == 1:
         return list(split_by_tokens(examples, most_tokens or TOKENS_AT_ONCE[device.type]))
     lengths = [sum(map(len, example)) for example in examples]
-    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     count = ranks * math.ceil(sum(lengths) / ranks / TOKENS_AT_ONCE[device.type])
-    stretches = split_evenly([lengths[index] for index in order], count)
-    return [[examples[index] for index in order[stretch]] for stretch in stretches if order[stretch]]
+    return [[examples[index] for index in group] for group in group_evenly(lengths, count)]
 
 
 def split_by_tokens(
@@ -103,9 +103,33 @@ def split_by_tokens(
         yield [examples[index] for index in group]
 
 
+def group_for_threads(lengths: Sequence[int], most_tokens: int, threads: int) -> Iterator[list[int]]:
+    """Groups for so many threads side by side: as many of about one size for each, or as of `group_by_tokens`.
+
+    The latter where there is one thread, or so little (LEAST_A_THREAD) that one group goes over all threads.
+    """
+    total, longest = sum(lengths), max(lengths, default=0)
+    if threads == 1 or total < threads * LEAST_A_THREAD or longest >= most_tokens:
+        return group_by_tokens(lengths, most_tokens)
+    # a group may be larger than its share by less than one item
+    return group_evenly(lengths, threads * math.ceil(total / threads / (most_tokens - longest)))
+
+
+def group_evenly(lengths: Sequence[int], count: int) -> Iterator[list[int]]:
+    """Numbers of items, the longest first, in at most `count` groups of about as many tokens each."""
+    order = _longest_first(lengths)
+    for stretch in split_evenly([lengths[index] for index in order], count):
+        if order[stretch]:
+            yield order[stretch]
+
+
+def _longest_first(lengths: Sequence[int]) -> list[int]:
+    return sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+
+
 def group_by_tokens(lengths: Sequence[int], most_tokens: int) -> Iterator[list[int]]:
     """Numbers of items, the longest first, in groups of at most `most_tokens` tokens (or one item)."""
-    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    order = _longest_first(lengths)
     group: list[int] = []
     tokens = 0
     for index in order:
