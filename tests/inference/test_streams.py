@@ -1,5 +1,8 @@
 """Batches side by side: everything once and in order, on one core each, and whatever fails is said by the caller."""
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -92,3 +95,19 @@ def test_what_fails_is_raised_and_nothing_goes_on(two_threads: None) -> None:
     count = len(begun)
     time.sleep(0.05)
     assert len(begun) == count < 20
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_process_makes_threads_of_its_own() -> None:
+    program = """
+import os, torch
+from bertsmith.inference.streams import map_on_threads
+torch.set_num_threads(2)
+def run(): return [result for _, result in map_on_threads(lambda x: x * 2, range(3), torch.device("cpu"))]
+assert run() == [0, 2, 4]
+child = os.fork()
+if child == 0:
+    os._exit(7 if run() == [0, 2, 4] else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

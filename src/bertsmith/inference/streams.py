@@ -8,6 +8,7 @@ lock while it computes.
 import collections
 import contextlib
 import itertools
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -68,6 +69,17 @@ def _pool(count: int) -> ThreadPoolExecutor:
             torch.set_num_threads(count)
             _pools[count] = pool
         return _pools[count]
+
+
+def _forget_threads() -> None:
+    """In a forked process there are none of the threads; whoever asked them would wait for ever."""
+    global _lock
+    _lock = threading.Lock()
+    _pools.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_threads)
 
 
 def _compute_alone() -> None:
