@@ -119,3 +119,12 @@ def keep_freed_memory() -> None:
     mallopt(mmap_threshold, 32 << 20)
     mallopt(trim_threshold, (1 << 31) - 1)
     mallopt(mmap_max, 0)
+
+
+def bound_kernel_caches() -> None:
+    """Have each thread keep the kernels of few shapes, as long as nobody chose otherwise and none was made yet.
+
+    PyTorch's default, 1,024 shapes a thread, is gigabytes where many threads meet many shapes; what one thread drops
+    is found again in oneDNN's own cache, which all share, at no cost that shows (benchmarks/LOG.md).
+    """
+    os.environ.setdefault("LRU_CACHE_CAPACITY", "32")

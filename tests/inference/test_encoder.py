@@ -1,6 +1,8 @@
 """The encoder that is only used: the hidden states transformers computes, alone or in any batch, in input order."""
 
+import copy
 import json
+import pickle
 import random
 from pathlib import Path
 
@@ -196,3 +198,11 @@ def test_packed_weights_give_the_same_bits_and_the_same_digest() -> None:
         with torch.no_grad():
             assert torch.equal(packed(x), linear(x))
     assert weights_sha256(packed) == weights_sha256(linear)
+    # the packed copy goes nowhere with the weights
+    assert [name for name, _ in packed.named_parameters()] == ["weight", "bias"]
+    x = torch.randn(5, 48)
+    with torch.no_grad():
+        expected = linear(x.to(torch.bfloat16))
+        for copied in (copy.deepcopy(packed), pickle.loads(pickle.dumps(packed))):
+            assert torch.equal(copied(x.to(torch.bfloat16)), expected)
+        torch.testing.assert_close(packed.float()(x), expected.float(), rtol=0, atol=0.3)

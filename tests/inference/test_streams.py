@@ -111,3 +111,22 @@ if child == 0:
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_the_caller_computes_where_threads_take_no_more_work() -> None:
+    """After the main thread has ended, no pool takes anything."""
+    program = """
+import threading, time, torch
+from bertsmith.inference.streams import map_on_threads
+torch.set_num_threads(2)
+def run(): return [result for _, result in map_on_threads(lambda x: x * 2, range(6), torch.device("cpu"))]
+BEFORE
+def late():
+    threading.main_thread().join()
+    print(run())
+threading.Thread(target=late).start()
+"""
+    for before in ("", "run()"):
+        command = [sys.executable, "-c", program.replace("BEFORE", before)]
+        done = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
+        assert done.stdout == "[0, 2, 4, 6, 8, 10]\n"

@@ -28,7 +28,8 @@ Ints = npt.NDArray[np.int64]
 
 
 def fused_multiplies_slowly(dtype: torch.dtype) -> bool:
-    """Whether PyTorch's fused kernel lags behind single products in `dtype`: in bf16 on a CPU that has no tiles (AMX).
+    """Whether PyTorch's fused kernel lags behind single products in `dtype`: in bf16 on a CPU with bf16
+    instructions, but no tiles (AMX).
 
     Its own products are then made pair by pair, at a quarter of the speed of oneDNN's.
     """
@@ -98,8 +99,8 @@ class _Block:
 class WrittenOutAttention:
     """The weights written out, where the fused kernel's products are slow: half its time at 84 tokens.
 
-    Softmax as powers of two without the maximum taken off first: one pass and a sum instead of four passes. That is
-    exact as long as the sums say that nothing was too large or too small; else PyTorch's softmax does it again.
+    Softmax as powers of two without the maximum taken off first: one pass and a sum instead of four passes. Nothing
+    is lost by that as long as the sums say that nothing was too large or too small; else PyTorch's softmax does it.
     Products have few shapes (multiples of KEYS_AT_ONCE keys, powers of two of sequences), as oneDNN compiles and keeps
     a kernel for each.
     """

@@ -6,7 +6,7 @@ tokens at once as suit the device; layers above the highest wanted level are not
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -113,25 +113,36 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     return there and hasattr(ops, "_is_mkldnn_bf16_supported") and bool(ops._is_mkldnn_bf16_supported())
 
 
-class PackedLinear(nn.Module):
-    """x Wᵀ + b, the same bits as Linear's, its weights laid out once as oneDNN's products want them: 6 % faster.
+class PackedLinear(Linear):
+    """A Linear's weights and the same laid out once as oneDNN's products want them: the same results, 6 % faster.
 
-    The operators are those that torch.compile uses for it, which PyTorch doesn't promise to keep: see `can_pack`.
+    The operators are those that torch.compile uses for it, which PyTorch doesn't promise to keep: see `can_pack`. The
+    packed copy goes nowhere with the weights: what is copied, moved or saved is Linear's.
     """
 
-    weight: Tensor
-    bias: Tensor
-
     def __init__(self, linear: Linear) -> None:
-        super().__init__()
-        packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), TOKENS_A_THREAD)
-        self.register_buffer("weight", packed)
-        self.register_buffer("bias", linear.bias.detach())
+        nn.Module.__init__(self)
+        self.weight, self.bias = linear.weight, linear.bias
+        self._packed: Tensor | None = None
+        self.pack()
+
+    def pack(self) -> None:
+        """Lay the weights out, which are of `can_pack`'s type and device."""
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), TOKENS_A_THREAD)
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, inputs) → (…, outputs)."""
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        if self._packed is None or x.dtype != self._packed.dtype:
+            return super().forward(x)
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
         return product
+
+    def _apply(self, *args: Any, **options: Any) -> Any:
+        self._packed = None  # of another type or place, or not this copy's
+        return super()._apply(*args, **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_packed": None}
 
 
 class InferenceBert(BertModel):

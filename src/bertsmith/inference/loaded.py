@@ -16,7 +16,13 @@ import numpy.typing as npt
 import torch
 
 from bertsmith.errors import UserError, one_of
-from bertsmith.hardware import PRECISIONS, choose_device, keep_freed_memory, prepare_machine
+from bertsmith.hardware import (
+    PRECISIONS,
+    bound_kernel_caches,
+    choose_device,
+    keep_freed_memory,
+    prepare_machine,
+)
 from bertsmith.inference.encoder import Encoder, InferenceBert
 from bertsmith.inference.features import FeatureExtractor, FeatureOptions, Text
 from bertsmith.inference.fill import encode_all, guess_masks, split_rows
@@ -67,6 +73,7 @@ def load(
         if threads < 1:
             raise UserError(f"threads: {threads} is not a number from 1 up")
         torch.set_num_threads(threads)
+    bound_kernel_caches()
     where = choose_device(device)
     path = find_model(folder)
     config, values = read_config(path)

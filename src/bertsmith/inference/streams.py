@@ -6,12 +6,11 @@ lock while it computes.
 """
 
 import collections
-import contextlib
 import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 import torch
@@ -21,6 +20,7 @@ Result = TypeVar("Result")
 
 _lock = threading.Lock()
 _pools: dict[int, ThreadPoolExecutor] = {}
+_SECONDS_TO_START = 30.0
 
 
 def map_on_threads(
@@ -33,40 +33,53 @@ def map_on_threads(
     """
     count = torch.get_num_threads() if device.type == "cpu" else 1
     first = list(itertools.islice(items := iter(items), 2))
-    if count == 1 or len(first) < 2:  # a single batch has all cores to itself
-        for item in itertools.chain(first, items):
-            yield item, function(item)
-        return
-    pool = _pool(count)
+    # a single batch has all cores to itself
+    pool = _pool(count) if count > 1 and len(first) > 1 else None
     waiting: collections.deque[tuple[Item, Future[Result]]] = collections.deque()
     try:
         for item in itertools.chain(first, items):
-            waiting.append((item, pool.submit(function, item)))
-            if len(waiting) > 2 * count:
-                done, future = waiting.popleft()
-                yield done, future.result()
+            future = None if pool is None else _submit(pool, function, item)
+            if future is not None:
+                waiting.append((item, future))
+            while waiting and (future is None or len(waiting) > 2 * count):
+                done, result = waiting.popleft()
+                yield done, result.result()
+            if future is None:
+                yield item, function(item)
         while waiting:
-            done, future = waiting.popleft()
-            yield done, future.result()
-    finally:
-        for _, future in waiting:
-            future.cancel()
-        for _, future in waiting:  # nothing may go on computing behind the caller's back
-            with contextlib.suppress(BaseException):
-                future.result()
+            done, result = waiting.popleft()
+            yield done, result.result()
+    finally:  # nothing goes on computing behind the caller's back
+        wait([future for _, future in waiting if not future.cancel()])
 
 
-def _pool(count: int) -> ThreadPoolExecutor:
-    """`count` threads that compute on one core each; made once a process."""
+def _submit(pool: ThreadPoolExecutor, function: Callable[[Item], Result], item: Item) -> "Future[Result] | None":
+    """None where the program is about to end, when threads take no more work."""
+    try:
+        return pool.submit(function, item)
+    except RuntimeError:
+        return None
+
+
+def _pool(count: int) -> ThreadPoolExecutor | None:
+    """`count` threads that compute on one core each, made once; None where they cannot be made."""
     with _lock:
         if count not in _pools:
-            ready = threading.Barrier(count + 1)
+            ready, made = threading.Barrier(count + 1), False
             pool = ThreadPoolExecutor(count, "bertsmith-stream", _compute_alone)
-            for _ in range(count):
-                pool.submit(ready.wait)
-            ready.wait()
-            # what a thread sets for itself is also what threads to come begin with
-            torch.set_num_threads(count)
+            try:
+                for _ in range(count):
+                    pool.submit(ready.wait, _SECONDS_TO_START)
+                ready.wait(_SECONDS_TO_START)
+                made = True
+            except RuntimeError:  # no more threads, or the program is about to end; BrokenBarrierError is one
+                return None
+            finally:
+                if not made:
+                    ready.abort()
+                    pool.shutdown(wait=False)
+                # what a thread sets for itself is also what threads to come begin with
+                torch.set_num_threads(count)
             _pools[count] = pool
         return _pools[count]
 

@@ -106,10 +106,11 @@ def split_by_tokens(
 def group_for_threads(lengths: Sequence[int], most_tokens: int, threads: int) -> Iterator[list[int]]:
     """Groups for so many threads side by side: as many of about one size for each, or as of `group_by_tokens`.
 
-    The latter where there is one thread, or so little (LEAST_A_THREAD) that one group goes over all threads.
+    The latter where there is one thread, or so little (LEAST_A_THREAD) that one group goes over all threads, or an item
+    is half a group by itself.
     """
     total, longest = sum(lengths), max(lengths, default=0)
-    if threads == 1 or total < threads * LEAST_A_THREAD or longest >= most_tokens:
+    if threads == 1 or total < threads * LEAST_A_THREAD or 2 * longest > most_tokens:
         return group_by_tokens(lengths, most_tokens)
     # a group may be larger than its share by less than one item
     return group_evenly(lengths, threads * math.ceil(total / threads / (most_tokens - longest)))

@@ -88,8 +88,7 @@ def weights_sha256(model: nn.Module, begun: bytes = b"") -> str:
     digest = hashlib.sha256(begun)
     for name, tensor in model.state_dict().items():
         digest.update(name.encode())
-        dense = tensor.to_dense() if tensor.is_mkldnn else tensor
-        digest.update(dense.detach().cpu().flatten().view(torch.uint8).numpy())
+        digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()
 
 
