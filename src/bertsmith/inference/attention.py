@@ -28,10 +28,10 @@ Ints = npt.NDArray[np.int64]
 
 
 def fused_multiplies_slowly(dtype: torch.dtype) -> bool:
-    """Whether PyTorch's fused kernel lags behind single products in `dtype`: in bf16 on a CPU with bf16
-    instructions, but no tiles (AMX).
+    """Whether PyTorch's fused kernel lags behind single products in `dtype`.
 
-    Its own products are then made pair by pair, at a quarter of the speed of oneDNN's.
+    It does in bf16 on a CPU with instructions for it, but no tiles (AMX). Its own products are then made pair by pair,
+    at a quarter of the speed of oneDNN's.
     """
     cpu = torch.cpu
     return dtype == torch.bfloat16 and cpu._is_avx512_bf16_supported() and not cpu._is_amx_tile_supported()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bertsmith.inference.attention import InferenceAttention
-from bertsmith.inference.streams import map_on_threads
+from bertsmith.inference.streams import map_on_threads, threads_on
 from bertsmith.model.bert import BertLayer, BertModel
 from bertsmith.model.dropout import DropoutMasks
 from bertsmith.model.layers import Linear, TiedGradient, fill_up
@@ -255,8 +255,7 @@ class Encoder:
 
         Where threads share the work, each has as many batches of as many tokens.
         """
-        threads = torch.get_num_threads() if self.device.type == "cpu" else 1
-        for group in group_for_threads(lengths, self.tokens_at_once, threads):
+        for group in group_for_threads(lengths, self.tokens_at_once, threads_on(self.device)):
             yield np.array(group)
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bertsmith.inference.streams import map_on_threads
+from bertsmith.inference.streams import map_on_threads, threads_on
 from bertsmith.model.task_model import BertForTask
 from bertsmith.tasks.batches import TOKENS_AT_ONCE, group_for_threads, pack_examples
 from bertsmith.tasks.examples import EncodedSequence, EncodingReport
@@ -39,7 +39,7 @@ def compute_logits(
         return [part.numpy() for part in model(*batch.inputs()).cpu().split(batch.row_counts)]
 
     results: list[Any] = [None] * len(sequences)
-    threads = torch.get_num_threads() if device.type == "cpu" else 1
+    threads = threads_on(device)
     most = _MORE_AT_ONCE * TOKENS_AT_ONCE[device.type]
     groups = group_for_threads([len(s) for s in sequences], max(most // threads, min(most, _LEAST_TOKENS)), threads)
     for group, logits in map_on_threads(compute, groups, device):

@@ -23,6 +23,11 @@ _pools: dict[int, ThreadPoolExecutor] = {}
 _SECONDS_TO_START = 30.0
 
 
+def threads_on(device: torch.device) -> int:
+    """How many batches go side by side there: PyTorch's threads on a CPU, else one."""
+    return torch.get_num_threads() if device.type == "cpu" else 1
+
+
 def map_on_threads(
     function: Callable[[Item], Result], items: Iterable[Item], device: torch.device
 ) -> Iterator[tuple[Item, Result]]:
@@ -31,7 +36,7 @@ def map_on_threads(
     `items` is read as far ahead as is computed, so that results of any number of items fit into memory. What PyTorch
     keeps for each thread, inference mode among it, is for `function` to set.
     """
-    count = torch.get_num_threads() if device.type == "cpu" else 1
+    count = threads_on(device)
     first = list(itertools.islice(items := iter(items), 2))
     # a single batch has all cores to itself
     pool = _pool(count) if count > 1 and len(first) > 1 else None
