@@ -102,6 +102,17 @@ def prepare_machine(device: str = "auto", precision: str = "auto") -> Machine:
     return Machine(chosen, best, rates[best], rates[other])
 
 
+def mkl_multiplies_slowly() -> bool:
+    """Whether this CPU has AVX-512 that MKL, PyTorch's library for fp32, leaves unused: AMD's.
+
+    On Zen 5, whose registers are as wide as the instructions, oneDNN's fp32 products are 2.3 times as fast.
+    """
+    if not torch.backends.mkl.is_available() or not hasattr(torch.cpu, "get_capabilities"):
+        return False
+    features = torch.cpu.get_capabilities()
+    return "AMD" in features.get("cpu_name", "") and bool(features.get("avx512_f"))
+
+
 def keep_freed_memory() -> None:
     """Tell glibc to keep freed memory instead of returning it: a training step frees and asks for the same again.
 

@@ -3,6 +3,7 @@
 And the one real model that can be had offline, loaded once for all tests.
 """
 
+import dataclasses
 import string
 from pathlib import Path
 
@@ -34,8 +35,8 @@ SMALL = BertConfig(
 )
 
 
-def make_bert(seed: int = 0) -> BertModel:
-    model = BertModel(SMALL)
+def make_bert(seed: int = 0, hidden_act: str = "gelu") -> BertModel:
+    model = BertModel(dataclasses.replace(SMALL, hidden_act=hidden_act))
     initialize_parameters(model, SMALL.initializer_range, seed)
     return model
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_models import SMALL, make_bert, make_encoder
+from small_models import SMALL, TOKENS, make_bert, make_encoder
 
-from bertsmith.inference.encoder import PackedLinear, Sequences, can_pack, ranges
+from bertsmith.inference.encoder import Encoder, InferenceBert, PackedLinear, Sequences, can_pack, ranges
 from bertsmith.inference.loaded import LoadedModel
 from bertsmith.model.layers import Linear, fill_up
 from bertsmith.tasks.model_folder import weights_sha256
+from bertsmith.text.tokenizer import BertTokenizer
 
 
 def make_sequences(lengths: list[int], segments: bool = False) -> Sequences:
@@ -185,13 +186,23 @@ def test_any_number_of_threads_gives_the_same(threads: int) -> None:
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
 
 
-@pytest.mark.skipif(
-    not can_pack(torch.device("cpu"), torch.bfloat16), reason="oneDNN does not multiply bf16 on this machine"
-)
-def test_packed_weights_give_the_same_bits_and_the_same_digest() -> None:
-    linear = Linear(48, 96).to(torch.bfloat16)
+def packable(dtype: torch.dtype) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(
+        not can_pack(torch.device("cpu"), dtype), reason=f"oneDNN does not multiply {dtype} faster on this machine"
+    )
+
+
+def make_linear(dtype: torch.dtype) -> Linear:
+    torch.manual_seed(0)
+    linear = Linear(48, 96).to(dtype)
     torch.nn.init.normal_(linear.weight)
     torch.nn.init.normal_(linear.bias)
+    return linear
+
+
+@packable(torch.bfloat16)
+def test_packed_weights_give_the_same_bits_and_the_same_digest() -> None:
+    linear = make_linear(torch.bfloat16)
     packed = PackedLinear(linear)
     for rows in (1, 8, 37, 2048):
         x = torch.randn(rows, 48).to(torch.bfloat16)
@@ -206,3 +217,32 @@ def test_packed_weights_give_the_same_bits_and_the_same_digest() -> None:
         for copied in (copy.deepcopy(packed), pickle.loads(pickle.dumps(packed))):
             assert torch.equal(copied(x.to(torch.bfloat16)), expected)
         torch.testing.assert_close(packed.float()(x), expected.float(), rtol=0, atol=0.3)
+
+
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(dtype, marks=packable(dtype)) for dtype in (torch.float32, torch.bfloat16)]
+)
+def test_packed_weights_with_and_without_gelu(dtype: torch.dtype) -> None:
+    packed = PackedLinear(make_linear(dtype))
+    copied = copy.deepcopy(packed)  # has its weights as they were, not laid out
+    for rows in (1, 8, 37, 2048):
+        x = torch.randn(rows, 48).to(dtype)
+        with torch.no_grad():
+            exact = x.double() @ packed.weight.double().T + packed.bias.double()
+            for layer in (packed, copied):
+                tolerances = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+                torch.testing.assert_close(layer(x).double(), exact, **tolerances)
+                torch.testing.assert_close(layer.gelu(x).double(), torch.nn.functional.gelu(exact), **tolerances)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu", "gelu_new"])
+def test_every_activation_is_the_training_models(activation: str) -> None:
+    bert = make_bert(hidden_act=activation).eval()
+    sequences = make_sequences([9, 30, 4])
+    ids = torch.from_numpy(sequences.token_ids.astype(np.int64))
+    places = torch.from_numpy(ranges(np.zeros(3, dtype=np.int64), sequences.lengths))
+    with torch.no_grad():
+        expected = bert(ids, torch.zeros_like(ids), places, torch.from_numpy(sequences.starts))
+    encoder = Encoder(InferenceBert(bert, torch.float32), BertTokenizer(TOKENS), torch.device("cpu"))
+    found = np.concatenate([states[0] for states in encoder.hidden_states(sequences, [3])])
+    np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=1e-5)

@@ -96,6 +96,36 @@ class _Block:
     """(first sequence, sequence after the last, length, first token in the batch) of neighbours of one length."""
 
 
+class _Workplace:
+    """Where a block's numbers stand, the same memory for all blocks and layers, and the views of it that are needed.
+
+    A view is made in a microsecond or two, which is what a sequence's products take: so each is made once a batch.
+    """
+
+    def __init__(self, block: _Block, heads: int, memory: tuple[Tensor, Tensor, Tensor], row: int, out: Tensor) -> None:
+        count, keys, width = block.sequences, block.keys, out.shape[1] // heads
+        packed = memory[0][: 3 * count * heads * keys * width].view(3, count, heads, keys, width)
+        self.weights = memory[1][: count * heads * keys * keys].view(-1, keys, keys)
+        self.context = memory[2][: count * heads * keys * width].view(-1, keys, width)
+        # each (n · heads, keys, d)
+        self.query, key, self.value = packed.view(3, -1, keys, width)
+        self.key = key.transpose(1, 2)
+        contexts = self.context.view(-1, heads, keys, width).transpose(1, 2)  # (n, keys, heads, d)
+        strides = [(heads * width, length * row, width, row, 1) for _, _, length, _ in block.runs]
+        self.sources = [(stride, begin * row) for stride, (_, _, _, begin) in zip(strides, block.runs, strict=True)]
+        self.parts = [packed[:, first:last] for first, last, _, _ in block.runs]
+        self.behind = [
+            self.weights[first * heads : last * heads, :, length:]
+            for first, last, length, _ in block.runs
+            if length < keys
+        ]
+        self.results = [contexts[first:last, :length] for first, last, length, _ in block.runs]
+        self.rows = [
+            out[begin : begin + (last - first) * length].view(last - first, length, heads, width)
+            for first, last, length, begin in block.runs
+        ]
+
+
 class WrittenOutAttention:
     """The weights written out, where the fused kernel's products are slow: half its time at 84 tokens.
 
@@ -110,43 +140,47 @@ class WrittenOutAttention:
         self.blocks = list(_split_blocks(starts, heads))
         self.rows = int(starts[-1]) + KEYS_AT_ONCE
         """How many rows of `qkv` it may reach into."""
+        self._out: Tensor | None = None
+        self._workplaces: list[_Workplace] = []
 
     def __call__(self, qkv: Tensor, out: Tensor) -> None:
-        """`qkv` (T or more, 3H) → the first T of `out` (…, H)."""
-        row, width = qkv.stride(0), qkv.shape[1] // (3 * self.heads)
-        for block in self.blocks:
-            packed = qkv.new_empty(3, block.sequences, self.heads, block.keys, width)
-            for first, last, length, begin in block.runs:
-                shape, strides = packed[:, first:last].shape, (self.heads * width, length * row, width, row, 1)
-                # what lies behind a sequence are rows of others: of no weight, but numbers
-                packed[:, first:last].copy_(qkv[begin:].as_strided(shape, strides))
-            # each (n · heads, keys, d)
-            query, key, value = packed.view(3, -1, block.keys, width)
+        """`qkv` (T or more, 3H) → the first T of `out` (…, H). Fastest where `out` is the same for all layers."""
+        if out is not self._out:
+            self._out, self._workplaces = out, self._lay_out(qkv, out)
+        begin, width = qkv.storage_offset(), out.shape[1] // self.heads
+        for work in self._workplaces:
+            # what lies behind a sequence are rows of others: of no weight, but numbers
+            for part, (strides, offset) in zip(work.parts, work.sources, strict=True):
+                part.copy_(qkv.as_strided(part.shape, strides, begin + offset))
             # log2(e) not as alpha of baddbmm, whose oneDNN branch adds 0 times what it finds in the result, NaN or not
-            query.mul_(math.log2(math.e) / math.sqrt(width))
-            context = self._attend(block, query, key.transpose(1, 2), value)
-            context = context.view(-1, self.heads, block.keys, width).transpose(1, 2)  # (n, keys, heads, d)
-            for first, last, length, begin in block.runs:
-                rows = out[begin : begin + (last - first) * length]
-                rows.view(last - first, length, self.heads, width).copy_(context[first:last, :length])
+            work.query.mul_(math.log2(math.e) / math.sqrt(width))
+            _attend(work)
+            for rows, result in zip(work.rows, work.results, strict=True):
+                rows.copy_(result)
 
-    def _attend(self, block: _Block, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Context (n · heads, keys, d)."""
-        weights = torch.bmm(query, key).exp2_()
-        self._hide(block, weights, 0)
-        sums = weights.sum(-1, keepdim=True)
-        least, most = torch.aminmax(sums)
-        if float(least) >= LEAST_SUM and float(most) <= MOST_SUM:
-            return torch.bmm(weights, value).div_(sums)
-        scores = torch.bmm(query, key).mul_(math.log(2))
-        self._hide(block, scores, float("-inf"))
-        return torch.bmm(scores.softmax(-1), value)
+    def _lay_out(self, qkv: Tensor, out: Tensor) -> list[_Workplace]:
+        """For each block; there is memory for the largest."""
+        tokens = max((block.sequences * block.keys for block in self.blocks), default=0)
+        weights = max((block.sequences * block.keys**2 for block in self.blocks), default=0)
+        sizes = 3 * tokens * out.shape[1], weights * self.heads, tokens * out.shape[1]
+        memory = (qkv.new_empty(sizes[0]), qkv.new_empty(sizes[1]), qkv.new_empty(sizes[2]))
+        return [_Workplace(block, self.heads, memory, qkv.stride(0), out) for block in self.blocks]
 
-    def _hide(self, block: _Block, weights: Tensor, value: float) -> None:
-        """Set what belongs to no key of a sequence."""
-        for first, last, length, _ in block.runs:
-            if length < block.keys:
-                weights[first * self.heads : last * self.heads, :, length:] = value
+
+def _attend(work: _Workplace) -> None:
+    """Query, key and value of a block → its context."""
+    weights = torch.bmm(work.query, work.key, out=work.weights).exp2_()
+    for part in work.behind:  # which belongs to no key of a sequence
+        part.zero_()
+    sums = weights.sum(-1, keepdim=True)
+    least, most = torch.aminmax(sums)
+    if float(least) >= LEAST_SUM and float(most) <= MOST_SUM:
+        torch.bmm(weights, work.value, out=work.context).div_(sums)
+        return
+    scores = torch.bmm(work.query, work.key, out=work.weights).mul_(math.log(2))
+    for part in work.behind:
+        part.fill_(float("-inf"))
+    torch.bmm(scores.softmax(-1), work.value, out=work.context)
 
 
 def _split_blocks(starts: Ints, heads: int) -> Iterator[_Block]:
@@ -177,12 +211,15 @@ class InferenceAttention:
         kernel = WrittenOutAttention if fused_multiplies_slowly(dtype) else FusedAttention
         self.kernel = kernel(sequence_starts.numpy(), heads)
         self.spare = max(0, self.kernel.rows - tokens)
+        self.out: Tensor | None = None
 
     def __call__(self, qkv: Tensor) -> Tensor:
-        """(T or more, 3H) → context (as many, H), 0 after the T tokens."""
-        out = qkv.new_empty(qkv.shape[0], qkv.shape[1] // 3)
-        out[self.tokens :] = 0
+        """(T or more, 3H) → context (as many, H), 0 after the T tokens; on a CPU good until the next call."""
+        out = self.out if self.plan is None else None
+        if out is None:
+            out = qkv.new_zeros(qkv.shape[0], qkv.shape[1] // 3)
         if self.plan is None:
+            self.out = out
             self.kernel(qkv, out)
         else:
             out[: self.tokens] = attend(qkv[: self.tokens], self.plan, self.heads, 0.0, None)
