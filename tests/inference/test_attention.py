@@ -85,6 +85,19 @@ def test_scores_beyond_the_range_of_powers_of_two(scale: float) -> None:
     torch.testing.assert_close(out.double(), write_out(qkv, lengths), rtol=0, atol=2e-3)
 
 
+@pytest.mark.parametrize("size", [1.0, 2.0**24])
+def test_sums_whose_products_with_values_are_just_in_range_or_just_not(size: float) -> None:
+    lengths = [20, 20, 9]
+    qkv = make_qkv(lengths, 1.0, torch.float32, KEYS_AT_ONCE)
+    query, key = qkv[:, : HEADS * WIDTH], qkv[:, HEADS * WIDTH : 2 * HEADS * WIDTH]
+    query[:], key[:] = 1.0, key.abs() / key.abs().max() * 0.01 + 1
+    query *= 110 / math.log2(math.e) * math.sqrt(WIDTH) / WIDTH  # powers of two of 110 and a little
+    qkv[:, 2 * HEADS * WIDTH :] *= size
+    out = torch.empty(sum(lengths), HEADS * WIDTH)
+    WrittenOutAttention(starts_of(lengths), HEADS)(qkv, out)
+    torch.testing.assert_close(out.double() / size, write_out(qkv, lengths) / size, rtol=0, atol=1e-4)
+
+
 def test_a_sequence_is_the_same_in_any_batch() -> None:
     lengths = [60, 60, 58, 58, 58, 33]
     qkv = make_qkv(lengths, 1.0, torch.bfloat16, KEYS_AT_ONCE)

@@ -21,8 +21,9 @@ from bertsmith.model.attention import attend, plan_attention
 KEYS_AT_ONCE = 16
 # attention weights written out in one piece: 2 MB of them in 16 bits, which the caches hold
 WEIGHTS_AT_ONCE = 1 << 20
-# sums of exponentials between these lost nothing: every number that matters in them is a normal one of bfloat16
-LEAST_SUM, MOST_SUM = 2.0**-100, 2.0**100
+# sums of exponentials from the first on lost nothing: every number that matters in them is a normal one of bfloat16;
+# up to the second no product with values overflows either, however large those are in a model that is not broken
+LEAST_SUM, SAFE_SUM = 2.0**-100, 2.0**100
 
 Ints = npt.NDArray[np.int64]
 
@@ -174,9 +175,11 @@ def _attend(work: _Workplace) -> None:
         part.zero_()
     sums = weights.sum(-1, keepdim=True)
     least, most = torch.aminmax(sums)
-    if float(least) >= LEAST_SUM and float(most) <= MOST_SUM:
+    if float(least) >= LEAST_SUM and math.isfinite(float(most)):
         torch.bmm(weights, work.value, out=work.context).div_(sums)
-        return
+        # what overflowed on the way stays infinite or no number
+        if float(most) <= SAFE_SUM or work.context.isfinite().all():
+            return
     scores = torch.bmm(work.query, work.key, out=work.weights).mul_(math.log(2))
     for part in work.behind:
         part.fill_(float("-inf"))
