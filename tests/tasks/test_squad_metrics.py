@@ -126,10 +126,14 @@ def filled(version: int, rows: list[Row], null_scores: bool = True) -> SquadMetr
 @settings(max_examples=150, deadline=None)
 def test_squad2_equals_the_definition(rows: list[Row], threshold: float | None) -> None:
     computed, expected = filled(2, rows).compute(threshold), plain_squad2(rows, threshold)
+    most = 2 * sum(any("東京" in gold for gold in golds) for golds, _, _ in rows) > sum(bool(row[0]) for row in rows)
+    assert ("f1_characters" in computed) == most
+    computed.pop("f1_characters", None)  # which the official scripts have not
     assert computed == pytest.approx(expected, abs=1e-9)
     for name in ("best_exact_thresh", "best_f1_thresh"):
         assert computed[name] == expected[name]
     without = filled(2, rows, null_scores=False).compute()
+    without.pop("f1_characters", None)
     assert without == pytest.approx({k: v for k, v in plain_squad2(rows, None).items() if "best" not in k}, abs=1e-9)
 
 
@@ -152,7 +156,9 @@ def test_squad1_equals_the_definition(rows: list[Row]) -> None:
         # v1.1 knows no empty answers: nothing in common is 0
         expected_f1 += max(plain_f1(predicted, gold) if plain_words(gold) else 0.0 for gold in golds)
     expected = {"exact_match": 100 * expected_exact / len(rows), "f1": 100 * expected_f1 / len(rows)} if rows else {}
-    assert filled(1, rows).compute() == pytest.approx(expected)
+    computed = filled(1, rows).compute()
+    computed.pop("f1_characters", None)
+    assert computed == pytest.approx(expected)
 
 
 @given(ROWS)
@@ -198,6 +204,35 @@ def test_squad1_equals_torchmetrics(rows: list[Row]) -> None:
 def test_answers_by_hand(predicted: str, golds: tuple[str, ...], exact: float, f1: float) -> None:
     for version in (1, 2):
         assert score_answer(predicted, list(golds), version) == pytest.approx((exact, f1))
+
+
+@pytest.mark.parametrize(
+    ("predicted", "golds", "f1"),
+    [
+        ("北京市", ("北京",), 0.8),
+        ("《北京》。", ("北京",), 1),  # punctuation of any script goes
+        ("上海", ("北京", "在上海。"), 0.8),
+        ("1998年5月", ("1998年",), 2 * (2 / 4) / (1 + 2 / 4)),  # 1998, 年, 5, 月
+        ("Apple 公司", ("apple公司",), 1),
+        ("", ("北京",), 0),
+    ],
+)
+def test_characters_of_answers_by_hand(predicted: str, golds: tuple[str, ...], f1: float) -> None:
+    for version in (1, 2):
+        metrics = SquadMetrics(version)
+        metrics.add(question(*golds), predicted)
+        assert metrics.compute()["f1_characters"] == pytest.approx(100 * f1)
+
+
+def test_characters_count_only_where_most_answers_have_ideographs() -> None:
+    metrics = SquadMetrics(2)
+    metrics.add(question("red fox"), "red", -1.0)
+    metrics.add(question("北京"), "北", -1.0)
+    assert "f1_characters" not in metrics.compute()
+    metrics.add(question("上海"), "北", -1.0)
+    metrics.add(question(), "", 3.0)
+    assert metrics.compute()["f1_characters"] == pytest.approx(100 * (2 / 3 + 2 / 3 + 0 + 1) / 4)
+    assert metrics.compute(-2.0)["f1_characters"] == pytest.approx(100 / 4)  # no answers given
 
 
 def test_versions_differ_where_nothing_is_left_of_an_answer() -> None:

@@ -291,5 +291,15 @@ def merge_dev(metrics: dict[str, dict[str, float]]) -> dict[str, float]:
 
 def shown_metrics(task: Task) -> tuple[str, ...]:
     """What is worth a person's eye while training."""
-    names = ("matthews", "accuracy", "f1", "macro_f1", "micro_f1", "pearson", "spearman", "exact_match")
+    names = (
+        "matthews",
+        "accuracy",
+        "f1",
+        "macro_f1",
+        "micro_f1",
+        "pearson",
+        "spearman",
+        "exact_match",
+        "f1_characters",
+    )
     return (task.metric, *(name for name in names if name != task.metric))

@@ -3,12 +3,14 @@
 After the two evaluation scripts of the SQuAD site (Rajpurkar et al., 2016 and 2018), quirks included, so that numbers
 compare: answers are lower-cased, ASCII punctuation and English articles dropped, and the best of the gold answers
 counts. Chinese takes the same way: it has no spaces, so a whole answer is one word, F1 is all or nothing, and Chinese
-punctuation stays. Kept of an example: two scores, its null score and two flags.
+punctuation stays. So beside them there is an F1 of characters where most gold answers have ideographs. Kept of an
+example: three scores, its null score and two flags.
 """
 
 import math
 import re
 import string
+import unicodedata
 from array import array
 from collections import Counter
 
@@ -17,11 +19,13 @@ import numpy.typing as npt
 
 from bertsmith.errors import UserError
 from bertsmith.tasks.examples import QuestionExample
+from bertsmith.text.words import IDEOGRAPHS
 
 Floats = npt.NDArray[np.float64]
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_IDEOGRAPH = re.compile(f"[{IDEOGRAPHS}]")
 
 
 def normalize_answer(text: str) -> str:
@@ -37,7 +41,23 @@ def exact_match(predicted: str, gold: str) -> float:
 
 def word_f1(predicted: str, gold: str) -> float:
     """F1 of the words of two answers, as bags, 0 to 1; 0 where either has no word left."""
-    ours, theirs = normalize_answer(predicted).split(), normalize_answer(gold).split()
+    return _f1_of_bags(normalize_answer(predicted).split(), normalize_answer(gold).split())
+
+
+def character_f1(predicted: str, gold: str) -> float:
+    """The same of two answers whose ideographs are a word each, and without the punctuation of any script.
+
+    As multilingual question answering counts Chinese (MLQA, Lewis et al. 2020), articles aside.
+    """
+    return _f1_of_bags(_split_characters(predicted), _split_characters(gold))
+
+
+def _split_characters(text: str) -> list[str]:
+    text = "".join(" " if unicodedata.category(letter).startswith("P") else letter for letter in normalize_answer(text))
+    return _IDEOGRAPH.sub(r" \g<0> ", text).split()
+
+
+def _f1_of_bags(ours: list[str], theirs: list[str]) -> float:
     common = (Counter(ours) & Counter(theirs)).total()
     if not common:
         return 0.0
@@ -73,6 +93,7 @@ class SquadMetrics:
             raise ValueError(f"SQuAD version {version!r} is not 1 (v1.1) or 2 (v2.0)")
         self.version = version
         self._exact, self._f1, self._null_scores = array("d"), array("d"), array("d")
+        self._character_f1, self._with_ideographs = array("d"), 0
         self._answerable, self._answered = array("b"), array("b")
 
     @property
@@ -107,9 +128,14 @@ class SquadMetrics:
                 if math.isnan(null_score):
                     raise ValueError(f"{example.place}: the null score is not a number")
                 self._null_scores.append(null_score)
-        exact, f1 = score_answer(answer_text, [answer.text for answer in example.answers], self.version)
+        golds = [answer.text for answer in example.answers]
+        exact, f1 = score_answer(answer_text, golds, self.version)
         self._exact.append(exact)
         self._f1.append(f1)
+        if any(map(_IDEOGRAPH.search, golds)):
+            self._with_ideographs += 1
+            f1 = max(character_f1(answer_text, gold) for gold in golds)
+        self._character_f1.append(f1)
         self._answerable.append(bool(example.answers))
         self._answered.append(bool(answer_text))
 
@@ -119,6 +145,8 @@ class SquadMetrics:
         v1.1: exact_match, f1. v2.0: exact_match ("exact" there), f1, total; the same for answerable questions
         (HasAns_exact, …) and the others (NoAns_…), where there are such; and, of null scores, best_exact, best_f1 and
         their thresholds: what the best threshold would have given. At 0 that may also mean "no answer anywhere".
+        Where most gold answers have ideographs also f1_characters, which no official script has: `character_f1` of
+        such questions, F1 of the others.
 
         threshold: count questions of a higher null score as answered by "", as the v2.0 script's --na-prob-thresh does
         (which is 1.0 there when not given; here, None takes answers as they are).
@@ -128,23 +156,27 @@ class SquadMetrics:
         if threshold is not None:
             self._check_null_scores()
         answerable = np.array(self._answerable, dtype=np.bool_)
-        exact, f1 = np.array(self._exact), np.array(self._f1)
+        exact, f1, characters = np.array(self._exact), np.array(self._f1), np.array(self._character_f1)
         if self.version == 1:
-            return {"exact_match": _percent(exact), "f1": _percent(f1)}
+            return {"exact_match": _percent(exact), "f1": _percent(f1)} | self._for_ideographs(characters)
         best = {}
         if self._null_scores:
             for name, scores in (("exact", exact), ("f1", f1)):
                 best[f"best_{name}"], best[f"best_{name}_thresh"] = self._official_best(scores)
         if threshold is not None:
             withheld = np.array(self._null_scores) > threshold
-            exact, f1 = (np.where(withheld, ~answerable, scores) for scores in (exact, f1))
+            exact, f1, characters = (np.where(withheld, ~answerable, scores) for scores in (exact, f1, characters))
         computed = {"exact_match": _percent(exact), "f1": _percent(f1), "total": self.count}
+        computed |= self._for_ideographs(characters)
         for name, group in (("HasAns", answerable), ("NoAns", ~answerable)):
             if group.any():
                 computed[f"{name}_exact"] = _percent(exact[group])
                 computed[f"{name}_f1"] = _percent(f1[group])
                 computed[f"{name}_total"] = int(group.sum())
         return computed | best
+
+    def _for_ideographs(self, scores: Floats) -> dict[str, float]:
+        return {"f1_characters": _percent(scores)} if 2 * self._with_ideographs > self.answerable else {}
 
     def best_threshold(self) -> float:
         """The threshold for `compute`, and for prediction, at which F1 is highest; of equally good ones the lowest.

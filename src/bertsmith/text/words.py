@@ -25,7 +25,7 @@ _PUNCTUATION = (
     r"\u3001-\u3003\u3008-\u3011\u3014-\u301f\u30fb\uff01-\uff03\uff05-\uff0a\uff0c-\uff0f\uff1a\uff1b\uff1f\uff20"
 )
 _BLANKS = r" \t\n\r\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-_IDEOGRAPHS = r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+IDEOGRAPHS = r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class WordSplitter:
 
     @cached_property
     def _alone(self) -> str:
-        return _PUNCTUATION + (_IDEOGRAPHS if self.normalization.split_cjk else "")
+        return _PUNCTUATION + (IDEOGRAPHS if self.normalization.split_cjk else "")
 
     @cached_property
     def _runs(self) -> re.Pattern[str]:
