@@ -15,6 +15,8 @@ import torch
 from bertsmith.errors import UserError, one_of
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
+# threads of so few share glibc's first heap: its lock is held for about a microsecond, a hundred times a layer
+CORES_OF_ONE_HEAP = 8
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,9 @@ def keep_freed_memory() -> None:
     Otherwise each large tensor is mapped afresh and its pages are faulted in one by one, which takes a good part of an
     elementwise operation's time (benchmarks/LOG.md). Elsewhere than on glibc, or where the user chose the allocator's
     settings through the environment, nothing is done.
+
+    Threads share one heap where there are few of them: glibc gives heaps of threads other than the first back whatever
+    it is told. Where there are many they would wait for each other.
     """
     if sys.platform != "linux" or any(name.startswith("MALLOC_") for name in os.environ):
         return
@@ -126,10 +131,12 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError):
         return
-    trim_threshold, mmap_threshold, mmap_max = -1, -3, -4  # malloc.h
+    trim_threshold, mmap_threshold, mmap_max, arena_max = -1, -3, -4, -8  # malloc.h
     mallopt(mmap_threshold, 32 << 20)
     mallopt(trim_threshold, (1 << 31) - 1)
     mallopt(mmap_max, 0)
+    if (os.cpu_count() or 1) <= CORES_OF_ONE_HEAP:
+        mallopt(arena_max, 1)
 
 
 def bound_kernel_caches() -> None:
