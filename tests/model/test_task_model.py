@@ -205,6 +205,16 @@ def test_losses_and_gradients_are_theirs(transformers: Any, tmp_path: Path, kind
         torch.testing.assert_close(gradient, expected[key], rtol=1e-4, atol=1e-6, msg=key)
 
 
+@pytest.mark.parametrize("head", ARCHITECTURES)
+def test_scores_are_not_rounded_to_the_arithmetics_type(tmp_path: Path, head: str) -> None:
+    _, model = make(head, tmp_path)
+    model.bert.compute_dtype = torch.bfloat16
+    with torch.no_grad():
+        scores = model.eval()(*pack_examples([sequences(head)], CPU).inputs())
+    assert scores.dtype == torch.float32
+    assert (scores.bfloat16().float() != scores).float().mean() > 0.5
+
+
 def test_span_loss_does_not_look_at_padding(tmp_path: Path) -> None:
     """Unlike transformers: sequences of other lengths change nothing of one's own loss."""
     task, model = make("span", tmp_path)

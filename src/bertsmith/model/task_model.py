@@ -64,4 +64,5 @@ class BertForTask(nn.Module):
         )  # (R, H)
         if self.head != "span":  # the reference has no dropout before the span scores
             hidden = drop(hidden, self.config.hidden_dropout_prob, masks)
-        return self.output_layer(hidden).float()
+        # in float32: between 4 and 8 bfloat16's numbers are 1/32 apart, too far for scores to be compared or correlated
+        return self.output_layer(hidden.float())
