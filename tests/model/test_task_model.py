@@ -18,7 +18,7 @@ from bertsmith.model.weights import load_folder_weights, save_model, to_hugging_
 from bertsmith.tasks import losses
 from bertsmith.tasks.batches import PackedBatch, pack_examples
 from bertsmith.tasks.examples import EncodedSequence
-from bertsmith.tasks.model_folder import load_task_model, save_task_model, start_model
+from bertsmith.tasks.model_folder import load_task_model, open_tokenizer, save_task_model, start_model
 from bertsmith.tasks.registry import make_task
 from bertsmith.tasks.spec import TASK_KEY, TaskSpec
 from bertsmith.tasks.task import Task
@@ -342,3 +342,37 @@ def test_tokenizer_of_another_model(tmp_path: Path) -> None:
         save_task_model(tmp_path / "m", small, task)
     with pytest.raises(UserError, match=r"its tokenizer has \d+ entries, its word table 50; they do not belong togeth"):
         load_task_model(tmp_path / "m")
+
+
+def test_labels_changed_in_one_place_only_are_refused(tmp_path: Path) -> None:
+    task, model = make("sequence", tmp_path)
+    save_task_model(tmp_path / "m", model, task)
+    path = tmp_path / "m" / "config.json"
+    values = json.loads(path.read_bytes())
+    changed = {"0": values["id2label"]["1"], "1": values["id2label"]["0"], "2": values["id2label"]["2"]}
+    path.write_text(json.dumps(values | {"id2label": changed}), encoding="utf-8")
+    with pytest.raises(UserError, match=r"config\.json: id2label and bertsmith_task\.labels do not name the same"):
+        load_task_model(tmp_path / "m")
+    del values["id2label"]
+    path.write_text(json.dumps(values), encoding="utf-8")
+    assert load_task_model(tmp_path / "m")[0].spec == task.spec
+
+
+def test_layers_that_the_config_does_not_know_are_refused(tmp_path: Path) -> None:
+    task, model = make("sequence", tmp_path)
+    save_task_model(tmp_path / "m", model, task)
+    path = tmp_path / "m" / "config.json"
+    values = json.loads(path.read_bytes())
+    path.write_text(json.dumps(values | {"num_hidden_layers": values["num_hidden_layers"] - 1}), encoding="utf-8")
+    with pytest.raises(UserError, match=r"encoder\.layer\.\d+\.\S+ is of a layer past num_hidden_layers in config"):
+        load_task_model(tmp_path / "m")
+
+
+@pytest.mark.parametrize(("rows", "said"), [(30_000, True), (40, False)])
+def test_a_vocabulary_much_smaller_than_the_table_is_said(
+    tmp_path: Path, rows: int, said: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = make_tokenizer(tmp_path / "vocabulary")
+    tokenizer.save(tmp_path / "m")
+    open_tokenizer(tmp_path / "m", make_config(vocab_size=tokenizer.vocab_size + rows))
+    assert ("is vocab.txt this model's?" in capfd.readouterr().err) == said

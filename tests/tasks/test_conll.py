@@ -107,6 +107,13 @@ def test_columns_that_are_not_there(tmp_path: Path) -> None:
     assert "x.conll:2: no tag beside 'c' in 2 columns" in refusal(tmp_path, "a b O\nc O\n", tag_column=2)
 
 
+def test_running_text_is_not_taken_for_columns(tmp_path: Path) -> None:
+    """Of each line but one word would be tagged, and nobody told."""
+    assert "x.conll:3: 1 columns where the first word has 4" in refusal(
+        tmp_path, "John lives in Paris\n\nhello\n", labelled=False
+    )
+
+
 def test_digits_of_character_files_come_off(tmp_path: Path) -> None:
     assert read(tmp_path, "科0\tO\n110\tO\np10\tO\n22\tO\n", strip_digit=True)[0][0] == ("科", "1", "p", "2")
     assert "x.conll:1: token '科' has no digit at its end to strip" in refusal(tmp_path, "科\tO\n", strip_digit=True)

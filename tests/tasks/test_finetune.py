@@ -214,8 +214,11 @@ def test_a_run_that_says_one_class_only_is_flagged(
     assert evaluate_file(tmp_path / "run", str(path), "cpu", "fp32")["one_class_only"]
 
 
+BY_THE_GRID: dict[str, Any] = {"batch_size": None, "learning_rate": None, "epochs": None}
+
+
 def test_the_papers_grid(tmp_path: Path, model: Path, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = make_settings("classify", model, *files["classify"], grid="paper", seeds=2)
+    settings = make_settings("classify", model, *files["classify"], grid="paper", seeds=2, **BY_THE_GRID)
     plans = list(runs.make_plans(settings))
     assert len(plans) == len({plan.name for plan in plans}) == 36
     assert len({dataclasses.replace(plan, seed=0) for plan in plans}) == 18
@@ -223,7 +226,7 @@ def test_the_papers_grid(tmp_path: Path, model: Path, files: Files, monkeypatch:
     assert {plan.learning_rate for plan in plans} == {5e-5, 3e-5, 2e-5}
     assert {plan.epochs for plan in plans} == {2, 3, 4}
     monkeypatch.setattr(runs, "PAPER_GRID", {"learning_rate": (1e-2, 1e-9), "epochs": (2.0,), "batch_size": (6,)})
-    summary = tune(tmp_path / "run", "classify", model, *files["classify"], grid="paper", seeds=2, epochs=15)
+    summary = tune(tmp_path / "run", "classify", model, *files["classify"], grid="paper", seeds=2, **BY_THE_GRID)
     assert [(run["learning_rate"], run["seed"], run["epochs"], run["batch_size"]) for run in summary["runs"]] == [
         (1e-2, 0, 2, 6), (1e-2, 1, 2, 6), (1e-9, 0, 2, 6), (1e-9, 1, 2, 6)
     ]  # fmt: skip
@@ -231,6 +234,19 @@ def test_the_papers_grid(tmp_path: Path, model: Path, files: Files, monkeypatch:
     alike = [run["dev"]["accuracy"] for run in summary["runs"] if run["learning_rate"] == best["learning_rate"]]
     assert summary["mean"] == pytest.approx(np.mean(alike)), "over the seeds of the best setting"
     assert leftovers(tmp_path / "run") == []
+
+
+def test_a_grid_and_a_value_of_ones_own(model: Path, files: Files, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="epochs: --grid paper tries values of its own; leave epochs out"):
+        tune(tmp_path / "run", "classify", model, *files["classify"], grid="paper", **BY_THE_GRID | {"epochs": 1})
+
+
+def test_a_run_that_diverged_in_its_last_step_is_no_model(
+    model: Path, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match="scores are not finite numbers; its training diverged"):
+        tune(tmp_path / "run", "classify", model, *files["classify"], learning_rate=1e30, epochs=1, batch_size=512)
+    assert not (tmp_path / "run" / "model").exists()
 
 
 # --- the same command again

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from bertsmith.errors import UserError
 from bertsmith.inference.streams import map_on_threads, threads_on
 from bertsmith.model.task_model import BertForTask
 from bertsmith.tasks.batches import TOKENS_AT_ONCE, group_for_threads, pack_examples
@@ -55,12 +56,21 @@ def predict_encoded(
     encoded: Sequence[Sequence[EncodedSequence]],
     device: torch.device,
 ) -> list[Row]:
-    """The prediction for each example, from its sequences."""
+    """The prediction for each example, from its sequences.
+
+    Raises UserError where scores are not finite: neither a label nor a metric made of them would mean anything.
+    """
     logits = iter(compute_logits(model, [sequence for sequences in encoded for sequence in sequences], device))
-    return [
-        task.decode(example, sequences, [next(logits) for _ in sequences])
-        for example, sequences in zip(examples, encoded, strict=True)
-    ]
+    rows = []
+    for example, sequences in zip(examples, encoded, strict=True):
+        scores = [next(logits) for _ in sequences]
+        if not all(np.isfinite(part).all() for part in scores):
+            raise UserError(
+                f"{example.place}: the model's scores are not finite numbers; its training diverged (lower "
+                "--learning-rate) or its weights are damaged"
+            )
+        rows.append(task.decode(example, sequences, scores))
+    return rows
 
 
 def predict_examples(
@@ -88,7 +98,8 @@ def predict_examples(
         counted = EncodingReport()
         with ranks.alike():
             encoded = task.encode(own, counted, train=False)
-        predicted = predict_encoded(task, model, own, encoded, device)
+        with ranks.alike():
+            predicted = predict_encoded(task, model, own, encoded, device)
         rows: list[Row] = []
         for (part, counts), _ in ranks.gather((predicted, asdict(counted))):
             rows += part

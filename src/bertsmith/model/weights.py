@@ -5,8 +5,9 @@ against the configuration, and what was used, unused and missing is reported. Ti
 """
 
 import json
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -38,6 +39,7 @@ RUN_SETTINGS = "config.toml"  # what tells a run folder
 OBJECTIVE_KEY = "bertsmith_objective"
 
 # in other people's files, rightly absent from ours: fixed numbers, and second copies of tied tensors
+_LAYER = re.compile(r"(?:^|[./])encoder[./]layer[._](\d+)[./]")
 _IGNORED = ("position_ids", DECODER, DECODER_BIAS)
 # Word tables are padded to a multiple of 8 to 1,024 for the chip's sake; more rows are another vocabulary's.
 _PADDING_UNIT, _MOST_PADDING = 128, 1024
@@ -195,9 +197,20 @@ def draw_missing(model: BertForPreTraining | BertForTask, report: LoadReport, se
 
 
 def require_encoder(report: LoadReport, place: Path) -> None:
-    """Raise UserError when encoder weights are missing: nothing can be done with the rest."""
+    """Raise UserError when encoder weights are missing, or when there are layers that config.json does not know of."""
     if absent := report.missing_from("encoder"):
         raise UserError(f"{place}: {len(absent)} encoder tensors are missing, the first is {absent[0]}")
+    known = set(_layers([*report.used, *report.missing]).values())
+    if above := [name for name, number in _layers(report.unused).items() if number not in known]:
+        raise UserError(
+            f"{place}: {above[0]} is of a layer past num_hidden_layers in {CONFIG}; the two do not belong together"
+        )
+
+
+def _layers(names: Iterable[str]) -> dict[str, int]:
+    """The number of the layer that a tensor is of, by its name, for those of layers."""
+    found = {name: _LAYER.search(name) for name in names}
+    return {name: int(match[1]) for name, match in found.items() if match}
 
 
 def find_model(folder: str | Path) -> Path:

@@ -43,8 +43,8 @@ def read_conll(
     labelled: True, every word must have a tag; False, tags are not looked at; None, tags are read where the
     first word has one.
 
-    Raises UserError, with file and line, for a line of too few columns and for a tag that is not O, B-x, I-x, E-x,
-    S-x, L-x or U-x.
+    Raises UserError, with file and line, for a line of too few columns, for a tag that is not O, B-x, I-x, E-x, S-x,
+    L-x or U-x, and without tags for a line of other columns than the first.
     """
     one_of("separator", separator, SEPARATORS)
     strict = StrictReport()
@@ -52,7 +52,7 @@ def read_conll(
     file = TextFile(path, ReadOptions(encoding=encoding), strict)
     words: list[str] = []
     tags: list[str] = []
-    index, place = 0, ""
+    index, place, columns = 0, "", 0
 
     def sentence() -> TaggedExample:
         return TaggedExample(place, str(index), tuple(words), tuple(tags) if labelled else None)
@@ -75,9 +75,15 @@ def read_conll(
                 continue
             if not words:
                 place = f"{path}:{number}"
+            columns = columns or len(cells)
             if labelled is None:
                 labelled = len(cells) > 1
             words.append(read_token(cells, token_column, strip_digit, f"{path}:{number}"))
+            if not labelled and len(cells) != columns:
+                raise UserError(
+                    f"{path}:{number}: {len(cells)} columns where the first word has {columns}; a word a line is "
+                    "expected, not running text"
+                )
             if labelled:
                 tags.append(read_tag(cells, token_column, tag_column, f"{path}:{number}"))
         if words:

@@ -273,7 +273,8 @@ def score_split(task: Task, model: BertForTask, split: Split, device: torch.devi
     for first in range(0, len(split.examples), at_once):
         examples, encoded = split.examples[first : first + at_once], split.encoded[first : first + at_once]
         own = split_evenly([1] * len(examples), ranks.size)[ranks.rank]
-        rows = predict_encoded(task, model, examples[own], encoded[own], device)
+        with ranks.alike():
+            rows = predict_encoded(task, model, examples[own], encoded[own], device)
         all_rows = [row for part, _ in ranks.gather(rows) for row in part]
         if ranks.is_first:
             scorer.add(examples, all_rows)

@@ -21,6 +21,9 @@ from bertsmith.tasks.spec import TASK_KEY, TaskSpec
 from bertsmith.tasks.task import Task
 from bertsmith.text.tokenizer import BertTokenizer, load_tokenizer
 
+# rows of a word table without a token that nobody wonders about
+MOST_SPARE_ROWS = 1024
+
 
 def save_task_model(folder: Path, model: BertForTask, task: Task) -> None:
     """Write the model, its tokenizer and its task, complete or not at all."""
@@ -55,6 +58,12 @@ def load_task_model(folder: str | Path, **columns: str | None) -> tuple[Task, Be
         raise UserError(
             f"{path}: {report.missing[0]} is missing, so that the {spec.name} output layer was never trained; "
             "fine-tune again"
+        )
+    named = task.folder_keys().get("id2label")
+    if values.get("id2label", named) != named:
+        raise UserError(
+            f"{path / CONFIG}: id2label and {TASK_KEY}.labels do not name the same labels in the same order; one was "
+            "changed by hand: change both, or copy the folder again"
         )
     return task, model
 
@@ -93,8 +102,18 @@ def weights_sha256(model: nn.Module, begun: bytes = b"") -> str:
 
 
 def open_tokenizer(folder: Path, config: BertConfig) -> BertTokenizer:
-    """The folder's tokenizer. Raises UserError when it has ids past the model's word table."""
+    """The folder's tokenizer. Raises UserError when it has ids past the model's word table.
+
+    Rows that stand for no token are usual (tables are filled up to multiples of 8 or 64, or keep room for new words);
+    where they are many, it is said: the vocabulary may be another model's.
+    """
     tokenizer = load_tokenizer(folder)
+    spare = config.vocab_size - tokenizer.vocab_size
+    if spare > MOST_SPARE_ROWS and 10 * spare > config.vocab_size:
+        say(
+            f"warning: {folder}: its tokenizer has {tokenizer.vocab_size:,} entries, its word table "
+            f"{config.vocab_size:,} rows; is vocab.txt this model's?"
+        )
     if tokenizer.vocab_size > config.vocab_size:
         raise UserError(
             f"{folder}: its tokenizer has {tokenizer.vocab_size} entries, its word table {config.vocab_size}; they do "

@@ -5,7 +5,7 @@ torch here: `--help` reads it.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from bertsmith.training.settings import CheckpointSettings, OptimizerSettings
@@ -181,6 +181,13 @@ class FinetuneSettings:
             faults.append("data, train: give either --data FOLDER or --train FILE with --dev FILE")
         elif self.data is None and self.dev is None:
             faults.append("dev: a file to score on is needed beside --train")
+        if self.grid != "none":
+            plain = {each.name: each.default for each in fields(self)}
+            faults += [
+                f"{name}: --grid {self.grid} tries values of its own; leave {name} out, or the grid"
+                for name in ("batch_size", "learning_rate", "epochs")
+                if getattr(self, name) != plain[name]
+            ]
         faults += [
             f"{name}: {value} is not a number from 1 up"
             for name, value in (
