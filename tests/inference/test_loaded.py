@@ -107,6 +107,8 @@ def test_a_part_that_was_never_trained_is_refused_by_name(
         ("classify", ["a", 3], "row 2: give a text, or a pair of texts"),
         ("classify", [("a", "b", "c")], "row 1: give a text, or a pair"),
         ("choice", [("a", "b")], r"row 1: give \(context, \[ending, …\]\)"),
+        ("choice", [("a", [])], r"row 1: give \(context, \[ending, …\]\)"),
+        ("pairs", [("a", "b"), "a"], r"row 2: the model compares two texts; give \(text, text\)"),
         ("ner", [["a", None]], "row 1: give a list of words"),
         ("squad2", ["what?"], r"row 1: give \(question, context\)"),
         ("classify", "one text", "texts: give a list of texts, not one text"),
@@ -118,6 +120,24 @@ def test_rows_of_another_kind_are_refused(models: dict[str, LoadedModel], name: 
     if isinstance(rows, str):
         with pytest.raises(UserError, match=message):
             models[name].embed(rows)
+
+
+def test_what_is_no_text_is_refused_by_number(folders: dict[str, Path], models: dict[str, LoadedModel]) -> None:
+    model = models["pretrained"]
+    for texts, message in (
+        (["ok", None], "text 2: is None, not a text"),
+        ([1], "text 1: is of type int, not a text"),
+        ([b"a"], "text 1: is of type bytes, not a text"),
+        ([["a", 2]], "text 1: is of type list, not a text"),
+    ):
+        with pytest.raises(UserError, match=message):
+            model.embed(texts)
+        with pytest.raises(UserError, match=message):
+            model.fill(texts)
+        with pytest.raises(UserError, match=message):
+            model.score(texts)
+    words = model.embed([["a", "cat"], ("a", "cat"), np.array(["a", "cat"])], words=True)
+    assert [part.shape for part in words] == [words[0].shape] * 3
 
 
 def test_an_untrained_pooler_is_refused(tmp_path: Path, models: dict[str, LoadedModel]) -> None:

@@ -199,7 +199,11 @@ class LoadedModel:
         if not isinstance(layers, str):
             layers = ",".join(map(str, [layers] if isinstance(layers, int) else layers))
         extractor = self.features(FeatureOptions(layers=layers, pool=pool, **options))
-        named = ((f"text {number}", text) for number, text in enumerate(_listed(texts), 1))
+        listed = [list(text) if isinstance(text, tuple | np.ndarray) else text for text in _listed(texts)]
+        for number, text in enumerate(listed, 1):
+            if not (isinstance(text, str) or _are_texts(text)):
+                raise UserError(f"text {number}: is {_kind(text)}, not a text")
+        named = ((f"text {number}", text) for number, text in enumerate(listed, 1))
         rows: list[npt.NDArray[np.float32]] = [np.zeros((0, extractor.dimension), dtype=np.float32)]
         ragged = []
         for chunk in extractor.chunks(named):
@@ -218,14 +222,14 @@ class LoadedModel:
         if top < 1:
             raise UserError(f"top: {top} is not a number from 1 up")
         tokenizer = self.encoder.tokenizer
-        rows = encode_all(_listed(texts), None, tokenizer, self.encoder.config.max_position_embeddings)
+        rows = encode_all(_only_texts(texts), None, tokenizer, self.encoder.config.max_position_embeddings)
         return [
             masks for first, last in split_rows(rows) for masks in guess_masks(model, tokenizer, rows[first:last], top)
         ]
 
     def score(self, texts: Sequence[str], within_word: str = "visible") -> list[Row]:
         """For each text its pseudo-log-likelihood `pll`, `tokens` and pseudo-perplexity `pppl` (see scoring.py)."""
-        return self.scorer(within_word).score(_listed(texts))
+        return self.scorer(within_word).score(_only_texts(texts))
 
     def scorer(self, within_word: str = "visible") -> SentenceScorer:
         """What scores sentences, counting what it cuts."""
@@ -241,6 +245,10 @@ class LoadedModel:
         task, model = self._task_model()
         make = _MAKERS[task.head]
         examples = [make(f"row {number}", row) for number, row in enumerate(_listed(rows), 1)]
+        if task.spec.name == "pairs":
+            for example in examples:
+                if isinstance(example, TextExample) and example.pair is None:
+                    raise UserError(f"{example.place}: the model compares two texts; give (text, text)")
         report = EncodingReport()
         predicted = predict_examples(task, model, examples, self.encoder.device, report)
         results = [row for _, predictions in predicted for row in predictions]
@@ -284,6 +292,18 @@ def _listed(texts: Sequence[Any]) -> list[Any]:
     return list(texts)
 
 
+def _only_texts(texts: Sequence[Any]) -> list[str]:
+    listed = _listed(texts)
+    for number, text in enumerate(listed, 1):
+        if not isinstance(text, str):
+            raise UserError(f"text {number}: is {_kind(text)}, not a text")
+    return listed
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"of type {type(value).__name__}"
+
+
 def _text_example(place: str, row: Any) -> Example:
     if isinstance(row, str):
         return TextExample(place, place, row, None, None)
@@ -293,7 +313,7 @@ def _text_example(place: str, row: Any) -> Example:
 
 
 def _choice_example(place: str, row: Any) -> Example:
-    if isinstance(row, list | tuple) and len(row) == 2 and isinstance(row[0], str) and _are_texts(row[1]):
+    if isinstance(row, list | tuple) and len(row) == 2 and isinstance(row[0], str) and _are_texts(row[1]) and row[1]:
         return ChoiceExample(place, place, row[0], tuple(row[1]), None)
     raise UserError(f"{place}: give (context, [ending, …])")
 
