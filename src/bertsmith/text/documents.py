@@ -8,6 +8,7 @@ import dataclasses
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from bertsmith.errors import UserError
 
@@ -76,6 +77,9 @@ class Document:
 class ReadReport:
     """The account of reading: what came in, and everything that was replaced, cut or left out."""
 
+    keep_blank: ClassVar[bool] = False
+    """Whether a blank text is a text like any other, as where each row counts."""
+
     files: int = 0
     documents: int = 0
     bytes: int = 0
@@ -140,7 +144,10 @@ def count_control_characters(data: bytes) -> int:
 
 
 def make_document(text: str, source: str, line: int, options: ReadOptions, report: ReadReport) -> Document | None:
-    """The one door every text leaves through: line ends made `\\n`, surrogates replaced, all counted; None if blank."""
+    """The one door every text leaves through: line ends made `\\n`, surrogates replaced, all counted.
+
+    None if blank, unless the report keeps blank ones.
+    """
     text = normalize_newlines(text)
     try:
         data = text.encode("utf-8")
@@ -155,7 +162,7 @@ def make_document(text: str, source: str, line: int, options: ReadOptions, repor
         text, surrogates = SURROGATES.subn(REPLACEMENT, text)
         report.invalid(6 * surrogates, place)
         data = text.encode("utf-8")
-    if not text or text.isspace():
+    if not report.keep_blank and (not text or text.isspace()):
         report.skip("empty document", f"{source}:{line}")
         return None
     report.documents += 1

@@ -1,7 +1,8 @@
 """A file of texts, one a row: .txt (a text a line), .jsonl, .csv, .tsv or .parquet, compressed or not.
 
 What commands that answer text by text read (fill). Rows in = rows out: a row without a text is an error that names its
-line, never a row less. A blank line is a text like any other in .txt, and nothing in the other formats.
+line, never a row less. A blank text is a text like any other: a blank line of .txt, an empty cell, "" in .jsonl. A
+blank line is nothing in the other formats.
 """
 
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ ROW_FORMATS = ("jsonl", "csv", "tsv", "parquet")
 class EveryRow(ReadReport):
     """A report that lets nothing be left out: UserError for whatever a reader would skip, but for blank lines."""
 
+    keep_blank = True
     advice = "every row must hold a text (--text-column names its column)"
 
     def skip(self, reason: str, place: str) -> None:
