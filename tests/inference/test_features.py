@@ -13,7 +13,7 @@ from small_models import WORDS, make_encoder
 
 from bertsmith.errors import UserError
 from bertsmith.inference import features
-from bertsmith.inference.encoder import Sequences
+from bertsmith.inference.encoder import InferenceBert, Sequences
 from bertsmith.inference.features import FeatureExtractor, FeatureOptions, parse_layers
 from bertsmith.inference.loaded import LoadedModel
 
@@ -262,3 +262,11 @@ def test_layers_of_minilm_are_the_golden_ones(shared_data: Path, minilm: LoadedM
         expected = np.concatenate([golden[f"hidden_{level}"][n, : len(rows)] for level in (3, 4, 5, 6)], axis=1)
         assert len(rows) == len(texts[n]["input_ids"])
         np.testing.assert_allclose(rows, expected, rtol=0, atol=2e-5)
+
+
+def test_vectors_that_are_no_numbers_are_refused() -> None:
+    encoder = make_encoder()
+    encoder.bert.encoder.layer[1].output.weight.fill_(float("nan"))
+    encoder.bert = InferenceBert(encoder.bert, torch.float32)  # lays the weights out again
+    with pytest.raises(UserError, match="text 1 and on: the model.s vectors are not finite numbers"):
+        FeatureExtractor(encoder, FeatureOptions()).extract(["the cat"], ["text 1"])

@@ -171,7 +171,10 @@ class FeatureExtractor:
                 self.computed_tokens += tokens
 
     def extract(self, texts: Sequence[Text], places: Sequence[str]) -> Vectors:
-        """The vectors of `texts`, all in memory at once."""
+        """The vectors of `texts`, all in memory at once.
+
+        Raises UserError where they are not finite, which weights that diverged or are damaged make them.
+        """
         if not texts:
             none = np.zeros(0, dtype=np.int64) if self.options.several else None
             return Vectors(np.zeros((0, self.dimension), dtype=np.float32), none, None if self.options.words else none)
@@ -179,6 +182,11 @@ class FeatureExtractor:
         self.report.sequences += len(plan.sequences)
         self.computed_tokens += len(plan.sequences.token_ids)
         vectors = self._compute(plan)
+        if not np.isfinite(vectors).all():
+            raise UserError(
+                f"{places[0]} and on: the model's vectors are not finite numbers; its training diverged, or its weights are "
+                "damaged"
+            )
         rows = int(plan.counts.sum())
         if len(plan.slots) > rows:  # windows of one text lie side by side
             firsts = np.flatnonzero(np.diff(plan.slots, prepend=-1))
