@@ -268,5 +268,5 @@ def test_vectors_that_are_no_numbers_are_refused() -> None:
     encoder = make_encoder()
     encoder.bert.encoder.layer[1].output.weight.fill_(float("nan"))
     encoder.bert = InferenceBert(encoder.bert, torch.float32)  # lays the weights out again
-    with pytest.raises(UserError, match="text 1 and on: the model.s vectors are not finite numbers"):
+    with pytest.raises(UserError, match="text 1 and on: the model's vectors are not finite numbers"):
         FeatureExtractor(encoder, FeatureOptions()).extract(["the cat"], ["text 1"])

@@ -184,8 +184,8 @@ class FeatureExtractor:
         vectors = self._compute(plan)
         if not np.isfinite(vectors).all():
             raise UserError(
-                f"{places[0]} and on: the model's vectors are not finite numbers; its training diverged, or its weights are "
-                "damaged"
+                f"{places[0]} and on: the model's vectors are not finite numbers; its training diverged (lower "
+                "--learning-rate) or its weights are damaged"
             )
         rows = int(plan.counts.sum())
         if len(plan.slots) > rows:  # windows of one text lie side by side
