@@ -163,7 +163,9 @@ def test_freed_memory_is_kept_unless_the_user_says_how() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux" or (os.cpu_count() or 1) > 8, reason="glibc's heaps, of few threads")
 def test_freed_memory_of_threads_is_kept_where_they_are_few() -> None:
-    (many,), (one,) = (page_faults(THREAD_FAULTS.format(factor=factor)) for factor in (0, 1))
+    # whether the heaps come to lie so that glibc gives one back is chance
+    many = max(page_faults(THREAD_FAULTS.format(factor=0))[0] for _ in range(5))
+    (one,) = page_faults(THREAD_FAULTS.format(factor=1))
     if many < 10_000:
         pytest.skip("this allocator keeps freed memory by itself, or the system maps huge pages")
     assert one < many / 4

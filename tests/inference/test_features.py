@@ -218,7 +218,7 @@ def test_options_that_cannot_be_are_refused(options: dict, message: str) -> None
 
 
 def test_a_list_of_words_is_no_text() -> None:
-    with pytest.raises(UserError, match=r"text 1: is list, not a text"):
+    with pytest.raises(UserError, match=r"text 1: is a list, not a text"):
         extract(["a", ["b"]])
 
 

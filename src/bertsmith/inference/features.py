@@ -20,6 +20,7 @@ from bertsmith.inference.encoder import Encoder, Sequences, TokenBatch, ranges
 from bertsmith.inference.vector_writer import Vectors
 from bertsmith.tasks.examples import EncodingReport
 from bertsmith.tasks.long_texts import spread_windows
+from bertsmith.tasks.table import kind_of
 from bertsmith.tasks.tagging import choose_windows, find_windows
 from bertsmith.training.ranks import ALONE, Ranks, check_same_count, split_evenly
 
@@ -338,7 +339,7 @@ class FeatureExtractor:
 def _as_texts(texts: Sequence[Text], places: Sequence[str]) -> list[str]:
     for text, place in zip(texts, places, strict=True):
         if not isinstance(text, str):
-            raise UserError(f"{place}: is {type(text).__name__}, not a text; a list of words is for vectors of words")
+            raise UserError(f"{place}: is {kind_of(text)}, not a text; a list of words is for vectors of words")
     return [str(text) for text in texts]
 
 
@@ -370,6 +371,14 @@ def _split_units(sizes: Ints, room: int, framed: bool) -> Iterator[tuple[int, in
             yield begin, end - begin, spans, rows
 
 
+def check_text(place: str, text: Text) -> None:
+    """Raise UserError for what is neither a text nor a sequence of words."""
+    words = [text] if isinstance(text, str | bytes) or not hasattr(text, "__iter__") else text
+    for word in words:
+        if not isinstance(word, str):
+            raise UserError(f"{place}: is or holds {kind_of(word)}, not a text")
+
+
 def _characters(text: Text) -> int:
     return len(text) if isinstance(text, str) else sum(map(len, text))
 
@@ -381,6 +390,7 @@ def split_chunks(
     chunk: list[tuple[str, Text]] = []
     characters = 0
     for place, text in texts:
+        check_text(place, text)
         chunk.append((place, text))
         characters += _characters(text)
         if len(chunk) >= most_texts or characters >= most_characters:

@@ -35,6 +35,7 @@ from bertsmith.progress import say
 from bertsmith.tasks.examples import ChoiceExample, EncodingReport, Example, QuestionExample, TaggedExample, TextExample
 from bertsmith.tasks.model_folder import load_task_model, open_tokenizer
 from bertsmith.tasks.spec import TASK_KEY
+from bertsmith.tasks.table import kind_of
 from bertsmith.tasks.task import Row, Task
 from bertsmith.text.tokenizer import BertTokenizer
 
@@ -199,11 +200,7 @@ class LoadedModel:
         if not isinstance(layers, str):
             layers = ",".join(map(str, [layers] if isinstance(layers, int) else layers))
         extractor = self.features(FeatureOptions(layers=layers, pool=pool, **options))
-        listed = [list(text) if isinstance(text, tuple | np.ndarray) else text for text in _listed(texts)]
-        for number, text in enumerate(listed, 1):
-            if not (isinstance(text, str) or _are_texts(text)):
-                raise UserError(f"text {number}: is {_kind(text)}, not a text")
-        named = ((f"text {number}", text) for number, text in enumerate(listed, 1))
+        named = ((f"text {number}", text) for number, text in enumerate(_listed(texts), 1))
         rows: list[npt.NDArray[np.float32]] = [np.zeros((0, extractor.dimension), dtype=np.float32)]
         ragged = []
         for chunk in extractor.chunks(named):
@@ -296,12 +293,8 @@ def _only_texts(texts: Sequence[Any]) -> list[str]:
     listed = _listed(texts)
     for number, text in enumerate(listed, 1):
         if not isinstance(text, str):
-            raise UserError(f"text {number}: is {_kind(text)}, not a text")
+            raise UserError(f"text {number}: is {kind_of(text)}, not a text")
     return listed
-
-
-def _kind(value: Any) -> str:
-    return "None" if value is None else f"of type {type(value).__name__}"
 
 
 def _text_example(place: str, row: Any) -> Example:

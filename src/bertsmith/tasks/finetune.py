@@ -67,7 +67,8 @@ def finetune_once(
     `inputs_sha256` stands for the data and the model that it begins with. Several processes (`ranks`) call it together;
     the result is the first one's. Batches and their order do not depend on how many there are, losses by rounding only;
     dropout masks depend on how batches are divided, which `micro_tokens` fixes. Raises UserError when a run was begun
-    there with others and when the loss stays NaN, KeyboardInterrupt after Ctrl-C or SIGTERM, with a checkpoint written.
+    there with others and when the loss stays NaN or dev scores become so, KeyboardInterrupt after Ctrl-C or SIGTERM,
+    with a checkpoint written.
     """
     task, device = data.task, machine.device
     model.bert.compute_dtype = machine.dtype
