@@ -155,13 +155,18 @@ def read_options(args: argparse.Namespace) -> Any:
     return ReadOptions(args.documents, typed(args.text_column), args.encoding, args.on_invalid)
 
 
-def add_compute(parser: argparse.ArgumentParser, auto: str) -> None:
-    """--device and --precision; `auto`: what automatic precision does in this command."""
+def add_compute(parser: argparse.ArgumentParser, auto: str, int8: bool = False) -> None:
+    """--device and --precision; `auto`: what automatic precision does in this command, `int8`: which it can."""
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto (default): cuda where there is one"
     )
+    choices: tuple[str, ...] = ("auto", "bf16", "fp32")
+    more = ""
+    if int8:
+        choices += ("int8",)
+        more = "; int8, on CPUs: that, but half of the products in 8 bits"
     parser.add_argument(
-        "--precision", choices=("auto", "bf16", "fp32"), default="auto", help=f"arithmetic; auto (default): {auto}"
+        "--precision", choices=choices, default="auto", help=f"arithmetic; auto (default): {auto}{more}"
     )
 
 

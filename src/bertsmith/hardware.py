@@ -115,6 +115,19 @@ def mkl_multiplies_slowly() -> bool:
     return "AMD" in features.get("cpu_name", "") and bool(features.get("avx512_f"))
 
 
+def int8_weight_bits() -> int | None:
+    """The bits of weights that this CPU multiplies with 8-bit inputs and sums without overflow; None: not fast at all.
+
+    8 where it has the instructions for it (VNNI, AMX); 7 with AVX2 only, which sums two products in 16 bits.
+    """
+    if not hasattr(torch.cpu, "get_capabilities"):
+        return None
+    features = torch.cpu.get_capabilities()
+    if any(features.get(name) for name in ("avx512_vnni", "avx_vnni", "amx_int8")):
+        return 8
+    return 7 if features.get("avx2") else None
+
+
 def keep_freed_memory() -> None:
     """Tell glibc to keep freed memory instead of returning it: a training step frees and asks for the same again.
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 from small_models import SMALL, TOKENS, make_bert, make_encoder
 
-from bertsmith.inference.encoder import Encoder, InferenceBert, PackedLinear, Sequences, can_pack, ranges
+from bertsmith.inference.encoder import Encoder, InferenceBert, Sequences, ranges
 from bertsmith.inference.loaded import LoadedModel
+from bertsmith.inference.products import PackedLinear, can_pack
 from bertsmith.model.layers import Linear, fill_up
 from bertsmith.tasks.model_folder import weights_sha256
 from bertsmith.text.tokenizer import BertTokenizer

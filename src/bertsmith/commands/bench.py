@@ -51,7 +51,7 @@ def add_bench_embed(parser: CommandParser) -> None:
     parser.add_argument("--length", type=whole_number, default=128, metavar="N", help="tokens at most (default 128)")
     parser.add_argument("--steps", type=whole_number, default=10, metavar="N", help="steps timed (default 10)")
     parser.add_argument("--seed", type=whole_number, default=0, metavar="N", help="of weights and texts (default 0)")
-    add_compute(parser, "as for embed; for a size the faster of the two here")
+    add_compute(parser, "as for embed; for a size the faster of the two here", int8=True)
 
 
 def run_bench_embed(args: argparse.Namespace, pairs: Pairs) -> Summary:
@@ -93,7 +93,7 @@ measured just before in the same precision.""",
         "time the making of vectors",
         """Tokenizing, packing, forward and mean over the tokens of synthetic texts of mixed lengths, from a quarter of
 --length to all of it: the first call, then texts and tokens a second, and utilization, the share of the matrix-product
-rate measured just before in the same precision.""",
+rate measured just before in the same precision (with int8: in that of the rest of the arithmetic).""",
         """  bertsmith bench embed --model base --length 256
   bertsmith bench embed --model run/model""",
         add_bench_embed,

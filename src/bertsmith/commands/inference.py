@@ -113,7 +113,7 @@ def add_embed(parser: CommandParser) -> None:
     )
     group.add_argument("--allow-special", action="store_true", help="[SEP] and the like in a text are that token")
     _add_threads(parser)
-    add_compute(parser, _PRECISION)
+    add_compute(parser, _PRECISION, int8=True)
 
 
 def run_embed(args: argparse.Namespace, pairs: Pairs) -> Summary:
@@ -168,7 +168,7 @@ def add_score(parser: CommandParser) -> None:
         help="the pieces after the masked one in its word: visible (default), or masked too (PLL-word-l2r)",
     )
     _add_threads(parser)
-    add_compute(parser, _PRECISION)
+    add_compute(parser, _PRECISION, int8=True)
 
 
 def run_score(args: argparse.Namespace, pairs: Pairs) -> Summary:

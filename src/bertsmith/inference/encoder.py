@@ -4,9 +4,9 @@ Weights are brought into the arithmetic's type once; sequences of like length go
 tokens at once as suit the device; layers above the highest wanted level are not computed. Results come in input order.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bertsmith.hardware import mkl_multiplies_slowly
 from bertsmith.inference.attention import InferenceAttention
+from bertsmith.inference.products import ROWS, Int8Linear, Int8Weights, PackedLinear, UsedLinear, can_pack
 from bertsmith.inference.streams import map_on_threads, threads_on
 from bertsmith.model.bert import BertLayer, BertModel
 from bertsmith.model.dropout import DropoutMasks
@@ -27,7 +27,7 @@ Ints = npt.NDArray[np.integer]
 
 # tokens that go through the model at once: as many as keep a thread of a CPU busy, for which each layer's weights are
 # read once (2 % faster than 2,048, 8 % than 1,024 where bf16 has no tiles), and as many as fill a GPU
-TOKENS_A_THREAD, TOKENS_ON_CUDA = 4096, 65536
+TOKENS_A_THREAD, TOKENS_ON_CUDA = ROWS, 65536
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -105,67 +105,16 @@ def pack_sequences(sequences: Sequences, numbers: Ints, device: torch.device) ->
     return TokenBatch(numbers, starts, *on_device)
 
 
-def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether PackedLinear works there and gains: on a CPU in bf16 that oneDNN multiplies, or in fp32 on AMD's.
-
-    PyTorch multiplies fp32 by MKL, which leaves half of each AVX-512 register of a CPU that isn't Intel's unused.
-    """
-    ops = torch.ops.mkldnn
-    there = all(hasattr(ops, name) for name in ("_linear_pointwise", "_reorder_linear_weight"))
-    if device.type != "cpu" or not there or not torch.backends.mkldnn.is_available():
-        return False
-    if dtype == torch.bfloat16:
-        return hasattr(ops, "_is_mkldnn_bf16_supported") and bool(ops._is_mkldnn_bf16_supported())
-    return dtype == torch.float32 and mkl_multiplies_slowly()
-
-
-class PackedLinear(Linear):
-    """A Linear's weights and the same laid out once as oneDNN's products want them: the same results, 6 % faster.
-
-    The operators are those that torch.compile uses for it, which PyTorch doesn't promise to keep: see `can_pack`. The
-    packed copy goes nowhere with the weights: what is copied, moved or saved is Linear's.
-    """
-
-    def __init__(self, linear: Linear) -> None:
-        nn.Module.__init__(self)
-        self.weight, self.bias = linear.weight, linear.bias
-        self._packed: Tensor | None = None
-        self.pack()
-
-    def pack(self) -> None:
-        """Lay the weights out, which are of `can_pack`'s type and device."""
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), TOKENS_A_THREAD)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(…, inputs) → (…, outputs)."""
-        if self._packed is None or x.dtype != self._packed.dtype:
-            return super().forward(x)
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
-        return product
-
-    def gelu(self, x: Tensor) -> Tensor:
-        """GELU of the product, from sums that were not rounded first: (…, inputs) → (…, outputs)."""
-        if self._packed is None or x.dtype != self._packed.dtype:
-            return F.gelu(super().forward(x))
-        # "none": no approximation of the error function
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "gelu", [], "none")
-        return product
-
-    def _apply(self, *args: Any, **options: Any) -> Any:
-        self._packed = None  # of another type or place, or not this copy's
-        return super()._apply(*args, **options)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_packed": None}
-
-
 class InferenceBert(BertModel):
     """A BertModel's weights for use in the type `dtype`; stands in for it in any model with a head.
 
     Takes the parts over: of another type than float32, the layers that were given are no longer fit for training.
+    `int8`: for each layer, the linear parts by name that multiply in 8 bits, see int8.py.
     """
 
-    def __init__(self, bert: BertModel, dtype: torch.dtype) -> None:
+    def __init__(
+        self, bert: BertModel, dtype: torch.dtype, int8: Sequence[Mapping[str, Int8Weights]] | None = None
+    ) -> None:
         nn.Module.__init__(self)
         self.config = bert.config
         self.compute_dtype = dtype
@@ -174,11 +123,14 @@ class InferenceBert(BertModel):
         self.encoder = bert.encoder.to(dtype)
         self.pooler = bert.pooler.to(dtype)
         self.requires_grad_(False).eval()
-        if can_pack(self.embeddings.word.device, dtype):
-            for layer in self.encoder.layer:
-                for name, part in layer.named_children():
-                    if isinstance(part, Linear):
-                        setattr(layer, name, PackedLinear(part))
+        pack = can_pack(self.embeddings.word.device, dtype)
+        for number, layer in enumerate(self.encoder.layer):
+            of_8_bits = int8[number] if int8 else {}
+            for name, part in layer.named_children():
+                if isinstance(part, Linear) and name in of_8_bits:
+                    setattr(layer, name, Int8Linear(part, of_8_bits[name]))
+                elif isinstance(part, Linear) and pack:
+                    setattr(layer, name, PackedLinear(part))
 
     @torch.inference_mode()
     def levels(
@@ -247,7 +199,7 @@ def _run_layer(layer: nn.Module, hidden: Tensor, attention: InferenceAttention, 
     # in place or with the product where it can be: an address more is a walk through memory more
     if layer.activation is not F.gelu:
         expanded = layer.activation(layer.intermediate(hidden))
-    elif isinstance(layer.intermediate, PackedLinear):
+    elif isinstance(layer.intermediate, UsedLinear):
         expanded = layer.intermediate.gelu(hidden)
     else:
         expanded = torch.ops.aten.gelu_(layer.intermediate(hidden))

@@ -26,9 +26,10 @@ from bertsmith.hardware import (
 from bertsmith.inference.encoder import Encoder, InferenceBert
 from bertsmith.inference.features import FeatureExtractor, FeatureOptions, Text
 from bertsmith.inference.fill import encode_all, guess_masks, split_rows
+from bertsmith.inference.int8 import INT8, choose_int8
 from bertsmith.inference.predictor import predict_examples
 from bertsmith.inference.scoring import SentenceScorer
-from bertsmith.model.bert import BertForPreTraining
+from bertsmith.model.bert import BertForPreTraining, BertModel
 from bertsmith.model.task_model import BertForTask
 from bertsmith.model.weights import OBJECTIVE_KEY, LoadReport, find_model, load_model, read_config
 from bertsmith.progress import say
@@ -64,12 +65,13 @@ def load(
     """Open a model folder (ours or any BERT of transformers'), or a run whose model is finished.
 
     `precision` auto: fp32, or bf16 where the machine multiplies it faster and vectors of a few sentences measure alike
-    (LEAST_COSINE); which, is said. `threads`: PyTorch's threads on the CPU, for the whole process (None: as they are,
+    (LEAST_COSINE); which, is said. int8: the faster of those, but more than half of the products in 8 bits (int8.py);
+    how alike that measures, is said. `threads`: PyTorch's threads on the CPU, for the whole process (None: as they are,
     by default one a core, or OMP_NUM_THREADS).
 
     Raises UserError for a folder that cannot be opened and for options that are not known.
     """
-    one_of("precision", precision, ("auto", *PRECISIONS))
+    one_of("precision", precision, ("auto", *PRECISIONS, INT8))
     if threads is not None:
         if threads < 1:
             raise UserError(f"threads: {threads} is not a number from 1 up")
@@ -92,13 +94,25 @@ def load(
     if precision == "auto":
         precision = "fp32"
         if _faster_precision(where.type) == "bf16":
-            cosine = _measure_cosine(model, tokenizer, where)
+            used = InferenceBert(copy.deepcopy(model.bert), torch.bfloat16)
+            cosine = _measure_cosine(model.bert, used, tokenizer, where)
             precision = "bf16" if cosine >= LEAST_COSINE else "fp32"
             say(
                 f"{path}: computes in {precision}; bf16 is faster here, and the least cosine between its vectors and "
                 f"those of fp32 is {cosine:.5f} on {len(_SAMPLE)} sentences"
             )
-    model.bert = InferenceBert(model.bert, PRECISIONS[precision])
+    if precision == INT8:
+        int8 = choose_int8(model.bert, tokenizer, _SAMPLE)
+        rest = _faster_precision(where.type)
+        used = InferenceBert(copy.deepcopy(model.bert), PRECISIONS[rest], int8)
+        cosine = _measure_cosine(model.bert, used, tokenizer, where)
+        say(
+            f"{path}: computes in int8 and {rest}; the least cosine between its vectors and those of fp32 is "
+            f"{cosine:.5f} on {len(_SAMPLE)} sentences"
+        )
+        model.bert = used
+    else:
+        model.bert = InferenceBert(model.bert, PRECISIONS[precision])
     encoder = Encoder(model.bert, tokenizer, where)
     return LoadedModel(path, model, encoder, precision, task, _missing_parts(path, report, values, task, model))
 
@@ -109,12 +123,11 @@ def _faster_precision(device: str) -> str:
     return prepare_machine(device).precision
 
 
-def _measure_cosine(model: BertForPreTraining | BertForTask, tokenizer: BertTokenizer, device: torch.device) -> float:
-    """The least cosine between fp32's vectors of _SAMPLE and bf16's."""
+def _measure_cosine(exact: BertModel, used: InferenceBert, tokenizer: BertTokenizer, device: torch.device) -> float:
+    """The least cosine between the vectors of _SAMPLE that `exact` makes in fp32 and those of `used`."""
     both = []
-    for bert, precision in ((model.bert, "fp32"), (copy.deepcopy(model.bert), "bf16")):
-        encoder = Encoder(InferenceBert(bert, PRECISIONS[precision]), tokenizer, device)
-        extractor = FeatureExtractor(encoder, FeatureOptions(normalize=True))
+    for bert in (InferenceBert(exact, torch.float32), used):
+        extractor = FeatureExtractor(Encoder(bert, tokenizer, device), FeatureOptions(normalize=True))
         both.append(extractor.extract(_SAMPLE, _SAMPLE).rows.astype(np.float64))
     return float((both[0] * both[1]).sum(1).min())
 
@@ -147,8 +160,8 @@ def _missing_parts(
 class LoadedModel:
     """What `load` returns. Methods that need a part the folder lacks raise UserError naming it.
 
-    `folder`, `precision` (fp32 or bf16), `encoder` (with `tokenizer`, `config`, `device`), `task` (None where it was
-    not fine-tuned), `why_not`: what is said where a part is missing.
+    `folder`, `precision` (fp32, bf16, int8), `encoder` (with `tokenizer`, `config`, `device`), `task` (None where it
+    was not fine-tuned), `why_not`: what is said where a part is missing.
     """
 
     def __init__(

@@ -1,0 +1,148 @@
+"""Products in 8 bits for an encoder that is only used: which, and from which scales.
+
+The products that take a layer norm's output multiply in 8 bits: queries, keys, values in one, and the feed-forward's
+first, 58 % of a layer's arithmetic. What goes into the other two spreads further (GELU's output is hardly ever below
+0 and now and then 25), and one scale for a whole tensor would cost more agreement than those two do together.
+
+Scales: one for the whole tensor, so that sums of products are sums of integers, but each input channel is shifted to
+the middle of its range and divided by a factor of its own first, which its column of weights is multiplied by
+(SmoothQuant, Xiao et al. 2022), for some channels reach ten times as far as others. Ranges come from a few texts that
+go through once: a layer norm bounds them, and the channels that reach far are the model's, not the text's. Weights have
+a scale an output channel.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertsmith.demo_text import demo_text_paths
+from bertsmith.errors import UserError
+from bertsmith.hardware import int8_weight_bits
+from bertsmith.inference.encoder import Encoder, InferenceBert, Sequences, pack_sequences
+from bertsmith.inference.products import MIDDLE, Int8Weights, can_multiply_int8
+from bertsmith.model.bert import BertLayer, BertModel
+from bertsmith.model.layers import Linear
+from bertsmith.text.documents import ReadOptions, ReadReport
+from bertsmith.text.rows import read_rows
+from bertsmith.text.tokenizer import BertTokenizer
+
+INT8 = "int8"
+"""The name of this arithmetic where a precision is asked for."""
+# How far beyond what was seen a channel may go before it is cut off: costs a fifth of the steps between.
+MARGIN = 1.1
+# How much of a channel's reach its weights take over.
+SHARE = 0.75
+PASSAGES, PASSAGE_CHARACTERS = 16, 300
+# columns that are rounded one by one before the rest is changed, in one product
+BLOCK = 32
+DAMPING = 0.1
+_LEAST = 1e-6
+
+
+def check_int8(device: torch.device) -> int:
+    """The bits that weights may have here. Raises UserError where 8-bit products are not to be had."""
+    bits = int8_weight_bits() if device.type == "cpu" and can_multiply_int8() else None
+    if bits is None:
+        raise UserError(
+            "precision: int8 needs a CPU with AVX2 and a PyTorch with oneDNN; use auto, which is the fastest other one"
+        )
+    return bits
+
+
+def choose_int8(bert: BertModel, tokenizer: BertTokenizer, more: Sequence[str] = ()) -> list[dict[str, Int8Weights]]:
+    """For each layer of `bert`, whose weights are float32, the products that multiply in 8 bits.
+
+    `more`: texts to go through beside the demo's. Raises UserError where 8-bit products are not to be had.
+    """
+    device = bert.embeddings.word.device
+    bits = check_int8(device)
+    encoder = Encoder(InferenceBert(bert, torch.float32), tokenizer, device)
+    norms = _norms_of(encoder, _passages(encoder, more))
+    chosen = []
+    with torch.inference_mode():
+        for layer, first, second in zip(bert.encoder.layer, norms[::2], norms[1::2], strict=False):
+            assert isinstance(layer, BertLayer)
+            chosen.append(
+                {
+                    "qkv": quantize(layer.qkv, first, bits),
+                    "intermediate": quantize(layer.intermediate, second, bits),
+                }
+            )
+    return chosen
+
+
+def quantize(linear: Linear, inputs: Tensor, bits: int) -> Int8Weights:
+    """The 8-bit form of a product, weights of `bits` bits, that comes nearest to it for `inputs` (R, K), float32."""
+    weight = linear.weight
+    low, high = inputs.aminmax(dim=0)
+    middle, half = (low + high) / 2, ((high - low) / 2).clamp_min(_LEAST) * MARGIN
+    size = half**SHARE / weight.abs().amax(0).clamp_min(_LEAST) ** (1 - SHARE)
+    size *= (half / size).amax() / (MIDDLE - 1)  # (K,): the step of each channel's codes
+    codes = ((inputs - middle) / size).round()
+    scaled, most = weight * size, 2 ** (bits - 1) - 1
+    scale = scaled.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny) / most  # (N,)
+    weights = round_together(scaled / scale[:, None], codes, most)
+    # the mean of what rounding misses is known, and goes into the bias; the rest is noise
+    bias = linear.bias + weight @ inputs.mean(0) - (weights @ codes.mean(0)) * scale
+    return Int8Weights(1 / size, MIDDLE - middle / size, weights.to(torch.int8), scale, bias)
+
+
+def round_together(weights: Tensor, inputs: Tensor, most: int) -> Tensor:
+    """Whole numbers from -most to most near `weights` (N, K), such that products with `inputs` (R, K) change least.
+
+    Column by column, those of the largest inputs first; what rounding one misses, those to come make up for as far as
+    their inputs go together with its (Frantar et al. 2023, GPTQ; each of N rows by itself). O(N K²).
+    """
+    moments = (inputs.T @ inputs).double()
+    moments += torch.eye(len(moments), dtype=moments.dtype) * (DAMPING * moments.diagonal().mean() + _LEAST)
+    order = moments.diagonal().argsort(descending=True)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(moments[order][:, order]))
+    make_up = torch.linalg.cholesky(inverse, upper=True).float()
+    make_up /= make_up.diagonal().clone()[:, None]  # row k: by how much of k's miss those after it change
+    left, found = weights[:, order].T.contiguous(), torch.empty_like(weights.T)  # (K, N)
+    for begin in range(0, len(left), BLOCK):
+        end = min(begin + BLOCK, len(left))
+        missed = torch.empty_like(left[begin:end])
+        for column in range(begin, end):
+            rounded = left[column].round().clamp(-most, most)
+            found[column] = rounded
+            torch.sub(left[column], rounded, out=missed[column - begin])
+            left[column + 1 : end] -= make_up[column, column + 1 : end, None] * missed[column - begin]
+        left[end:] -= make_up[begin:end, end:].T @ missed
+    result = torch.empty_like(weights)
+    result[:, order] = found.T
+    return result
+
+
+def _passages(encoder: Encoder, more: Sequence[str]) -> Sequences:
+    """Beginnings of the demo's chapters, English and Chinese, `more`, and all as one sequence cut; some as pairs."""
+    texts = list(more)
+    for path in demo_text_paths():
+        chapters = [text[:PASSAGE_CHARACTERS] for _, text in read_rows(path, ReadOptions(), ReadReport())]
+        texts += chapters[:: -(-len(chapters) // (PASSAGES // 2))]
+    ids, counts = encoder.tokenizer.encode_flat([*texts, " ".join(texts)])
+    lengths = np.minimum(counts, encoder.max_length - 2)
+    framed = Sequences.frame(encoder.tokenizer, ids, np.cumsum(counts) - counts, lengths)
+    # every other sequence is of two segments
+    seconds = np.where(np.arange(len(framed)) % 2, framed.lengths // 2, framed.lengths)
+    return Sequences(framed.token_ids, framed.starts, seconds)
+
+
+def _norms_of(encoder: Encoder, sequences: Sequences) -> list[Tensor]:
+    """What each layer norm gives for all tokens, (T, H), in the order of the arithmetic, the embeddings' first."""
+    batch = pack_sequences(sequences, np.arange(len(sequences)), encoder.device)
+    bert, tokens = encoder.bert, len(batch.token_ids)
+    norms = [bert.embeddings.norm]
+    for layer in bert.encoder.layer:
+        assert isinstance(layer, BertLayer)
+        norms += [layer.attention_norm, layer.output_norm]
+    seen: list[Tensor] = []
+    hooks = [norm.register_forward_hook(lambda *called: seen.append(called[2][:tokens])) for norm in norms]
+    try:
+        bert(*batch.inputs())
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
