@@ -183,6 +183,10 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     )
     assert "x.json: JSON that cannot be read" in refusal(write(tmp_path / "x.json", '{"data":\n' + "[" * 100_000))
     assert "x.json: JSON that cannot be read" in refusal(write(tmp_path / "x.json", '{"data":\n' + "9" * 5_000 + "}"))
+    twice = write(tmp_path / "x.json", whole.replace('"text": "cat"', '"text": "cat", "text": "dog"'))
+    assert """x.json: the key 'text' is given twice in the object {"text": "dog", "answer_start": 4}; take""" in (
+        refusal(twice)
+    )
     assert "x.json: empty" in refusal(write(tmp_path / "x.json", ""))
     assert "no such file" in refusal(str(tmp_path / "absent.json"))
     with pytest.raises(UserError, match="SQuAD's version 3 is not known; use one of 1, 2"):
@@ -266,6 +270,7 @@ def test_rows_of_own_files(tmp_path: Path) -> None:
         ("x.jsonl", '{"question": "Q", "context": "c", "answers": ["c"]}\n{"question": "Q", "answers": ["c"]}',
          "x.jsonl:2: no 'context'"),
         ("x.jsonl", '{"question": "Q", "context": "c"}\n{broken', "x.jsonl:2: broken JSON"),
+        ("x.jsonl", '{"question": "Q", "question": "R", "context": "c"}', "x.jsonl:1: 'question': a key given twice"),
     ],
 )  # fmt: skip
 def test_rows_that_cannot_be_used_are_named(name: str, content: str, told: str, tmp_path: Path) -> None:

@@ -168,6 +168,8 @@ def test_half_characters_of_json_are_replaced_and_counted(tmp_path: Path) -> Non
         ("x.tsv", "a long text, no header " * 9 + "\tpos\n", "'a long text, no header a long text, no h…', 'pos'"),
         ("x.jsonl", '{"text": "a", "label": "b"}\n{"text": \n', "x.jsonl:2: broken JSON; every line must be a row"),
         ("x.jsonl", '{"text": "a", "label": "b"}\n["a"]\n', "x.jsonl:2: not a JSON object"),
+        ("x.jsonl", '{"text": "a", "label": "b"}\n{"text": "a", "label": "b", "label": "c"}\n',
+         "x.jsonl:2: 'label': a key given twice; every line must be a row; mend it"),
         ("x.jsonl", '{"txt": "a", "label": "b"}\n', "x.jsonl:1: no key 'text'; there are 'txt', 'label'"),
         ("x.jsonl", '{"text": "a", "label": "b"}\n{"label": "b"}\n', "x.jsonl:2: no 'text'"),
         ("x.jsonl", '{"text": "a", "label": "b"}\n{"text": "b"}\n', "x.jsonl:2: no 'label'"),

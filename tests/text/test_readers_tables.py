@@ -136,6 +136,17 @@ def test_json_files_that_cannot_work_are_refused(tmp_path: Path) -> None:
     assert read(write(tmp_path / "d.jsonl", '{"text": null}'))[1].skipped == {"text is null": 1}
 
 
+def test_a_key_given_twice_is_counted_with_line_and_key(tmp_path: Path) -> None:
+    lines = ['{"text": "a"}', '{"text": "b", "id": 1, "text": "c"}', '{"text": "d", "more": [{"url": 1, "url": 1}]}']
+    path = write(tmp_path / "x.jsonl", "\n".join(lines))
+    documents, report = read(path)
+    assert [document.text for document in documents] == ["a"]
+    assert report.skipped == {"a key given twice": 2}
+    assert report.skipped_places == [f"{path}:2: 'text': a key given twice", f"{path}:3: 'url': a key given twice"]
+    with pytest.raises(UserError, match=r"no line is a JSON object \(line 1: the key 'text' is given twice\)"):
+        read(write(tmp_path / "y.jsonl", lines[1]))
+
+
 def test_half_characters_in_json_are_replaced_and_counted(tmp_path: Path) -> None:
     path = write(tmp_path / "x.jsonl", '{"text": "half \\ud83d smile \\ude00"}\n')
     documents, report = read(path)

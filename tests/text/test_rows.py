@@ -69,6 +69,7 @@ def test_invalid_bytes_are_replaced_and_said(tmp_path: Path, capsys: pytest.Capt
         ("x.jsonl", '{"text": "a"}\n\n{"text": null}\n', "x.jsonl:3: text is null"),
         ("x.jsonl", '{"text": "a"}\n{"other": "b"}\n', "x.jsonl:2: no text column"),
         ("x.jsonl", '{"text": "a"}\n[1]\n', "x.jsonl:2: not a JSON object"),
+        ("x.jsonl", '{"text": "a"}\n{"text": "b", "text": "b"}\n', "x.jsonl:2: 'text': a key given twice"),
         ("x.csv", "id,text\n1,a\n2,b,c\n", "x.csv:3: not as many cells"),
         ("x.csv", "id,body\n1,a\n", "no column 'text'; there are 'id', 'body'"),
         ("x.txt", "", "x.txt: empty file"),

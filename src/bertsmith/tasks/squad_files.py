@@ -22,10 +22,12 @@ from bertsmith.tasks.table import (
     is_missing,
     kind_of,
     read_text,
+    shorten,
 )
 from bertsmith.text.decoding import TextFile
 from bertsmith.text.documents import PLACES, ReadOptions, ReadReport
 from bertsmith.text.readers import detect_kind, starts_with_json_line
+from bertsmith.text.tables import RepeatedKey, unique_keys
 
 VERSIONS = (1, 2)
 QUESTION_COLUMNS = ("question", "context", "id", "answers", "answer", "answer_start", "is_impossible")
@@ -178,7 +180,11 @@ def _document_questions(path: str, encoding: str, report: ReadReport | None) -> 
 def _load_json(file: TextFile) -> Any:
     try:
         # not strict: a raw tab inside a string is against the letter of JSON and plain to read
-        return json.loads("".join(file.blocks()), strict=False)
+        return json.loads("".join(file.blocks()), strict=False, object_pairs_hook=unique_keys)
+    except RepeatedKey as error:  # the decoder does not say where it is: the object's beginning has to do
+        raise UserError(
+            f"{file.path}: {error} in the object {shorten(json.dumps(error.row, ensure_ascii=False))}; take one out"
+        ) from None
     except json.JSONDecodeError as error:
         raise UserError(
             f"{file.path}:{error.lineno}: broken JSON ({error.msg}, column {error.colno}); {LAYOUT}"

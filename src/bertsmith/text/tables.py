@@ -66,13 +66,30 @@ def missing_column(path: str, column: str, names: Iterable[str], kind: str) -> U
     return UserError(f"{path}: no {kind} {column!r}; {there}; choose one with --text-column")
 
 
+class RepeatedKey(ValueError):
+    """A key that stands twice in one JSON object: which of its values is meant, nobody but the writer can say."""
+
+    def __init__(self, key: str, row: dict[str, Any]) -> None:
+        super().__init__(f"the key {key!r} is given twice")
+        self.key, self.row = key, row
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """json's `object_pairs_hook` that raises RepeatedKey; without it the last value wins and the others are lost."""
+    row = dict(pairs)
+    if len(row) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise RepeatedKey(next(name for name in row if names.count(name) > 1), row)
+    return row
+
+
 def json_rows(file: TextFile) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line, object) for each line of a .jsonl file; blank, broken and other lines are counted.
+    """(line, object) for each line of a .jsonl file; blank, broken, ambiguous and other lines are counted.
 
     Raises UserError at the end where no line held an object.
     """
     # not strict: a raw tab inside a string is against the letter of JSON and plain to read
-    decode = json.JSONDecoder(strict=False).decode
+    decode = json.JSONDecoder(strict=False, object_pairs_hook=unique_keys).decode
     objects, failure = 0, ""
     for first, lines in file.lines():
         for number, line in enumerate(lines, first):
@@ -81,6 +98,10 @@ def json_rows(file: TextFile) -> Iterator[tuple[int, dict[str, Any]]]:
                 continue
             try:
                 row = decode(line[1:] if line[0] == "\ufeff" else line)  # files with byte-order marks, joined
+            except RepeatedKey as error:
+                failure = failure or f"line {number}: {error}"
+                file.report.skip("a key given twice", f"{file.path}:{number}: {error.key!r}")
+                continue
             except (ValueError, RecursionError) as error:
                 failure = failure or f"line {number}: {error}"
                 file.report.skip("broken JSON", f"{file.path}:{number}")
