@@ -186,6 +186,38 @@ def test_labels_and_texts_stay_as_typed(tokenizer: BertTokenizer, tmp_path: Path
     assert data.report["train"]["rows"] == data.report["dev"]["rows"] == 5
 
 
+@pytest.mark.parametrize(
+    ("task", "ending", "labels", "message"),
+    [
+        ("classify", ".csv", ("good", "bad", "good ", "\tbad", "good "),
+         r"t\.csv:4: label 'good ' looks like 'good', first at .*t\.csv:2; .*t\.csv:5: label '\\tbad' looks like "
+         r"'bad', first at .*t\.csv:3; labels that look alike would be learnt as two classes; write each in one way"),
+        ("classify", ".jsonl", ("caf\u00e9", "bar", "cafe\u0301"),
+         r"t\.jsonl:3: label 'cafe\\u0301' looks like 'caf\\xe9', first at .*t\.jsonl:1"),
+        ("multilabel", ".csv", ("caf\u00e9;bar", "bar;cafe\u0301"),
+         r"t\.csv:3: label 'cafe\\u0301' looks like 'caf\\xe9'"),
+        ("ner", ".jsonl", (["B-PER"], ["O"], ["I-PER "]), r"t\.jsonl:3: label 'PER ' looks like 'PER', first at .*:1"),
+    ],
+)  # fmt: skip
+def test_labels_that_look_alike(
+    tokenizer: BertTokenizer, tmp_path: Path, task: str, ending: str, labels: tuple[Any, ...], message: str
+) -> None:
+    columns = {"multilabel": ("text", "labels"), "ner": ("tokens", "tags")}.get(task, ("text", "label"))
+    train = write_rows(tmp_path / f"t{ending}", columns, [(["a"] if task == "ner" else "a", label) for label in labels])
+    with pytest.raises(UserError, match=message):
+        open_data(tokenizer, task, train, train)
+
+
+def test_labels_of_one_number_are_said(
+    tokenizer: BertTokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = write_rows(tmp_path / "t.csv", ("text", "label"), [("a", label) for label in ("1", "2", "1.0", "1.0", "x")])
+    assert open_data(tokenizer, "classify", train, train).task.spec.labels == ("1", "1.0", "2", "x")
+    told = [line for line in capsys.readouterr().err.splitlines() if "warning" in line and "number" in line]
+    assert told == [f"warning: {train}:4: label '1.0' is the same number as '1', first at {train}:2; they are two "
+                    "classes, so if one is meant, write it in one way"]  # fmt: skip
+
+
 def test_numbers_are_labels_too(tokenizer: BertTokenizer, tmp_path: Path) -> None:
     train = write_rows(tmp_path / "t.jsonl", ("text", "label"), [("a", 10), ("b", 9), ("c", 9)])
     assert open_data(tokenizer, "classify", train, train).task.spec.labels == ("9", "10")

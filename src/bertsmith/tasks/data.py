@@ -5,8 +5,9 @@ All mistakes in files, columns and labels are found here, before any training.
 
 import hashlib
 import itertools
+import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ from bertsmith.corpus.random_bits import derive_key, permutation
 from bertsmith.errors import UserError
 from bertsmith.model.config import BertConfig
 from bertsmith.progress import Progress, say
-from bertsmith.tasks.examples import EncodedSequence, EncodingReport, say_unknown
+from bertsmith.tasks.examples import EncodedSequence, EncodingReport, Example, TaggedExample, say_unknown
 from bertsmith.tasks.glue_files import GLUE_TASKS, find_glue_files, find_glue_tasks, require_glue_files
 from bertsmith.tasks.ner import is_word_table
 from bertsmith.tasks.registry import make_task, task_name
 from bertsmith.tasks.settings import FinetuneSettings, NerSettings, SquadSettings
 from bertsmith.tasks.spans import SPECIAL
 from bertsmith.tasks.spec import TaskSpec
+from bertsmith.tasks.table import NUMBER, Problems
 from bertsmith.tasks.task import COMPRESSED, Task
 from bertsmith.text.tokenizer import BertTokenizer
 
@@ -224,19 +226,54 @@ def open_task_data(settings: FinetuneSettings, config: BertConfig, tokenizer: Be
 def learn_task(task: Task, path: str, labels: "Counter[str]") -> Task:
     """The task with the classes of its training file; `labels` counts them (and, under "", rows without names)."""
 
+    first: dict[str, str] = {}
+
     def counted() -> Iterator[Any]:
         for example in task.read(path, "train", True, EncodingReport()):  # counted when it is encoded
             label = getattr(example, "label", None)
             labels[label if isinstance(label, str) else ""] += 1
+            for name in label_names(example):
+                first.setdefault(name, example.place)
             yield example
 
     spec = replace(task.spec, labels=task.learn_labels(counted()), scheme=task.learnt_scheme())
+    check_label_names(first)
     if task.named_classes and len(spec.labels) < (1 if spec.name in ("ner", "multilabel") else 2):
         raise UserError(
             f"{path}: holds {'the one label ' + repr(spec.labels[0]) if spec.labels else 'no label'}; there is nothing "
             "to tell apart, two classes or more are needed"
         )
     return make_task(spec, task.tokenizer)
+
+
+def label_names(example: Example) -> tuple[str, ...]:
+    """The names that an example's label teaches: a class, those of multilabel, the types in a sentence's tags."""
+    if isinstance(example, TaggedExample):
+        return tuple(tag.partition("-")[2] for tag in example.tags or ())
+    label = getattr(example, "label", None)
+    return (label,) if isinstance(label, str) else label if isinstance(label, tuple) else ()
+
+
+def check_label_names(first: Mapping[str, str]) -> None:
+    """Raise UserError for labels that look alike and are not; `first`: the place where each was first met.
+
+    Blanks around a label, and a letter and its accent as one character or as two, are slips that nobody sees on the
+    screen: half of a class would be learnt as another one. Names of one number ("1", "1.0", "01") can be seen, and may
+    be meant: they are said.
+    """
+    problems = Problems("labels that look alike would be learnt as two classes; write each in one way")
+    looks: dict[str, str] = {}
+    numbers: dict[float, str] = {}
+    for name, place in first.items():
+        other = looks.setdefault(unicodedata.normalize("NFC", name.strip()), name)
+        if other != name:
+            # as they are printed, the two forms of one letter are the same
+            show = repr if other.strip() == name.strip() else ascii
+            problems.add(place, f"label {show(name)} looks like {show(other)}, first at {first[other]}")
+        elif NUMBER.fullmatch(name) and (other := numbers.setdefault(float(name), name)) != name:
+            say(f"warning: {place}: label {name!r} is the same number as {other!r}, first at {first[other]}; they are "
+                "two classes, so if one is meant, write it in one way")  # fmt: skip
+    problems.check()
 
 
 def read_split(task: Task, path: str, part: str, wanted: set[int] | None = None) -> Split:
