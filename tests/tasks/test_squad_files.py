@@ -132,11 +132,11 @@ def test_unlabelled_questions(tmp_path: Path) -> None:
 
 def test_empty_contexts_and_questions_are_kept_and_counted(tmp_path: Path) -> None:
     path = write_document(
-        tmp_path / "x.json", {"id": "a", "question": "", "answers": []}, {"id": "b", "question": None}, context=" "
+        tmp_path / "x.json", {"id": "a", "question": "", "answers": []}, {"id": "b", "question": " "}, context=" "
     )
     report = AnswerReport()
     found = [(e.id, e.question, e.context, e.answers) for e in read_squad(path, 2, answers=report)]
-    assert found == [("a", "", " ", ()), ("b", "", " ", None)]
+    assert found == [("a", "", " ", ()), ("b", " ", " ", None)]
     assert (report.empty_contexts, report.empty_questions) == (2, 2)
     path = write_document(tmp_path / "x.json", question("a", ("cat", 0)), context="")
     report = AnswerReport()
@@ -163,6 +163,8 @@ def test_five_questions_are_named_and_the_others_counted(tmp_path: Path) -> None
          "x.json: data[0].paragraphs[0].qas[0]: a question without an id"),
         (document(question(["a"])), "x.json: data[0].paragraphs[0].qas[0]: the id holds a list"),
         (document({"id": "a", "answers": []}), "x.json: question a: no 'question'"),
+        (document({"id": "a", "question": None, "answers": []}), "x.json: question a: the key 'question' holds null"),
+        (document(question("a", ("cat", 4)), context=None), "x.json: question a: the key 'context' holds null, not"),
         (document(question("a"), context=5), "x.json: question a: column 'context' holds a number, not text"),
         (document(question("a", ("cat", 4)), question("a", ("cat", 4))), "x.json: question a: the id 'a' stands twice"),
         (document(question("a", ("cat", 4.5))), "x.json: question a: answer_start 4.5 is no whole number"),
@@ -269,6 +271,7 @@ def test_rows_of_own_files(tmp_path: Path) -> None:
          "x.jsonl:1: answers are not two lists of one length"),
         ("x.jsonl", '{"question": "Q", "context": "c", "answers": ["c"]}\n{"question": "Q", "answers": ["c"]}',
          "x.jsonl:2: no 'context'"),
+        ("x.jsonl", '{"question": null, "context": "c"}', "x.jsonl:1: the key 'question' holds null, not a text"),
         ("x.jsonl", '{"question": "Q", "context": "c"}\n{broken', "x.jsonl:2: broken JSON"),
         ("x.jsonl", '{"question": "Q", "question": "R", "context": "c"}', "x.jsonl:1: 'question': a key given twice"),
     ],

@@ -88,7 +88,7 @@ def read_squad(
     where they are given. answers: counts what was found; report: counts invalid bytes.
 
     Raises UserError for a file that is not laid out so and an id that stands twice, and at the end, naming the first
-    five questions, for absent answers and ill-formed ones.
+    five questions, for a question or context that is null and for absent answers and ill-formed ones.
     """
     if version not in VERSIONS:
         raise UserError(f"SQuAD's version {version!r} is not known; use one of {VERSIONS[0]}, {VERSIONS[1]}")
@@ -104,8 +104,7 @@ def read_squad(
             raise UserError(f"{place}: the id {identity!r} stands twice; predictions are by id, so rename one of them")
         seen.add(identity)
         try:
-            question = read_text(row, "question", allow_empty=True)
-            context = read_text(row, "context", allow_empty=True)
+            question, context = _read_given_text(row, "question"), _read_given_text(row, "context")
             found = None if labelled is False else _read_answers(row.cells, context, place, account)
             if version == 1 and found == ():
                 found = None
@@ -134,6 +133,13 @@ def _questions(path: str, encoding: str, report: ReadReport | None) -> Iterator[
         for index, row in enumerate(table.rows((), QUESTION_COLUMNS)):
             place, identity = f"{path}:{row.line}", row.cells.get("id")
             yield place, _read_id(str(index) if is_missing(identity) or identity == "" else identity, place), row
+
+
+def _read_given_text(row: TableRow, key: str) -> str:
+    """The text of a key, which may be empty; ValueError for null, which is no text: whatever wrote it lost one."""
+    if key in row.cells and row.cells[key] is None:
+        raise ValueError(f"the key {key!r} holds null, not a text")
+    return read_text(row, key, allow_empty=True)
 
 
 def _read_id(value: Any, place: str) -> str:
