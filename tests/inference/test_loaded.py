@@ -1,6 +1,8 @@
 """A folder loaded once: what it holds decides what can be done; alone or in a batch the same; no second load."""
 
 import json
+import re
+import reprlib
 import shutil
 import time
 from pathlib import Path
@@ -220,8 +222,9 @@ def test_fill_gives_what_the_command_gives(folders: dict[str, Path], models: dic
         assert_alike(models["pretrained"].fill([text], top=3), [masks])
     with pytest.raises(UserError, match="text 2: holds no"):
         models["pretrained"].fill(["a [MASK]", "b"])
-    with pytest.raises(UserError, match="top: 0 is not a number from 1 up"):
-        models["pretrained"].fill(["a [MASK]"], top=0)
+    for top in (0, "5", True):
+        with pytest.raises(UserError, match=rf"top: {top!r} is not a number from 1 up"):
+            models["pretrained"].fill(["a [MASK]"], top=top)
 
 
 def test_embed_takes_layers_in_every_form(models: dict[str, LoadedModel]) -> None:
@@ -269,8 +272,10 @@ def test_threads_are_those_asked_for(folders: dict[str, Path]) -> None:
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
-    with pytest.raises(UserError, match="threads: 0 is not a number from 1 up"):
-        load(folders["encoder"], threads=0)
+    for threads in (0, "2", True, 2.0, [2]):
+        with pytest.raises(UserError, match=rf"threads: {re.escape(repr(threads))} is not a number from 1 up"):
+            load(folders["encoder"], threads=threads)  # type: ignore[arg-type]
+    assert torch.get_num_threads() == before
 
 
 @pytest.mark.parametrize(
@@ -332,6 +337,19 @@ def test_unknown_options_are_refused(folders: dict[str, Path], tmp_path: Path) -
         load(folders["encoder"], device="tpu")
     with pytest.raises(UserError, match=r"no config\.json here"):
         load(tmp_path)
+
+
+def test_what_is_no_folder_or_no_name_is_refused(folders: dict[str, Path]) -> None:
+    for folder in (None, 123, b"model", ["model"], {"word": list(range(1000))}):
+        with pytest.raises(UserError, match=rf"^folder: {re.escape(reprlib.repr(folder))} is not a path; name the mod"):
+            bertsmith.load(folder)  # type: ignore[arg-type]
+        with pytest.raises(UserError, match="is not a path"):
+            bertsmith.load_model(folder)  # type: ignore[arg-type]
+    for value in (None, 16, b"fp32", True, ["fp32"], torch.float32):
+        with pytest.raises(UserError, match=r"^precision: .* is not known; use one of auto, bf16, fp32"):
+            load(folders["encoder"], precision=value)  # type: ignore[arg-type]
+        with pytest.raises(UserError, match=r"^device: .* is not known; use one of auto, cpu, cuda"):
+            load(folders["encoder"], device=value)  # type: ignore[arg-type]
 
 
 def test_it_is_part_of_the_package(folders: dict[str, Path]) -> None:

@@ -7,6 +7,7 @@ same alone or in a batch (up to rounding, 1e-5 in fp32).
 
 import copy
 import functools
+import numbers
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,9 +74,7 @@ def load(
     """
     one_of("precision", precision, ("auto", *PRECISIONS, INT8))
     if threads is not None:
-        if threads < 1:
-            raise UserError(f"threads: {threads} is not a number from 1 up")
-        torch.set_num_threads(threads)
+        torch.set_num_threads(_count("threads", threads))
     bound_kernel_caches()
     where = choose_device(device)
     path = find_model(folder)
@@ -229,8 +228,7 @@ class LoadedModel:
         Raises UserError naming every text that holds no [MASK] or is too long.
         """
         model = self._masked_model()
-        if top < 1:
-            raise UserError(f"top: {top} is not a number from 1 up")
+        top = _count("top", top)
         tokenizer = self.encoder.tokenizer
         rows = encode_all(_only_texts(texts), None, tokenizer, self.encoder.config.max_position_embeddings)
         return [
@@ -293,6 +291,13 @@ class LoadedModel:
             )
         assert isinstance(self.model, BertForTask)
         return self.task, self.model
+
+
+def _count(name: str, value: Any) -> int:
+    """A whole number from 1 up, NumPy's among them; True is none, though Python counts it so."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
+        raise UserError(f"{name}: {value!r} is not a number from 1 up")
+    return int(value)
 
 
 def _listed(texts: Sequence[Any]) -> list[Any]:

@@ -6,6 +6,7 @@ against the configuration, and what was used, unused and missing is reported. Ti
 
 import json
 import re
+import reprlib
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -213,9 +214,19 @@ def _layers(names: Iterable[str]) -> dict[str, int]:
     return {name: int(match[1]) for name, match in found.items() if match}
 
 
+def as_path(folder: str | Path) -> Path:
+    """The folder as a Path. Raises UserError for what names none: a number, bytes, None, a model."""
+    try:
+        return Path(folder)
+    except TypeError:
+        raise UserError(
+            f"folder: {reprlib.repr(folder)} is not a path; name the model folder by a text or a Path"
+        ) from None
+
+
 def find_model(folder: str | Path) -> Path:
     """The model folder itself, or that of a finished run. Raises UserError for a run that has no model yet."""
-    path = Path(folder)
+    path = as_path(folder)
     if (path / RUN_SETTINGS).is_file() and not (path / CONFIG).is_file():
         if not (path / "model").is_dir():
             raise UserError(f"{folder}: this run has no finished model yet; let the command that makes it end first")
@@ -310,7 +321,7 @@ def load_model(folder: Path | str, next_sentence: bool = True) -> tuple[BertForP
 
     Raises UserError when encoder weights are missing; heads may be missing (see LoadReport.missing_from).
     """
-    folder = Path(folder)
+    folder = as_path(folder)
     config, values = read_config(folder)
     source = TensorSource(find_weights(folder))
     model = BertForPreTraining(config, next_sentence)
