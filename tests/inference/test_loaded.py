@@ -32,6 +32,11 @@ SPECS = {
     "classify": TaskSpec("classify", 64, ("bad", "good")),
     "pairs": TaskSpec("pairs", 64, ("no", "yes")),
     "regress": TaskSpec("regress", 64),
+    "classify-two": TaskSpec("classify", 64, ("no", "yes"), text_column="a", text_pair_column="b"),
+    "multilabel": TaskSpec("multilabel", 64, ("a", "b")),
+    "sst-2": TaskSpec("sst-2", 64, ("0", "1")),
+    "mrpc": TaskSpec("mrpc", 64, ("0", "1")),
+    "sts-b": TaskSpec("sts-b", 64),
     "choice": TaskSpec("choice", 64),
     "ner": TaskSpec("ner", 16, ("O", "B-PER", "I-PER")),
     "squad2": TaskSpec("squad2", 48, stride=16, max_question=16),
@@ -64,7 +69,7 @@ def test_what_a_folder_holds_decides_what_it_can_do(models: dict[str, LoadedMode
         "encoder": ("embed",),
         "classify": ("embed", "predict"),
         "pairs": ("embed", "predict"),
-        "regress": ("embed", "predict"),
+        **dict.fromkeys(("regress", "classify-two", "multilabel", "sst-2", "mrpc", "sts-b"), ("embed", "predict")),
         "choice": ("embed", "predict"),
         "ner": ("embed", "predict", "tag"),
         "squad2": ("embed", "predict", "answer"),
@@ -111,11 +116,15 @@ def test_a_part_that_was_never_trained_is_refused_by_name(
         ("choice", [("a", "b")], r"row 1: give \(context, \[ending, …\]\)"),
         ("choice", [("a", [])], r"row 1: give \(context, \[ending, …\]\)"),
         ("pairs", [("a", "b"), "a"], r"row 2: the model compares two texts; give \(text, text\)"),
+        *((name, [("a", "b"), "a"], r"row 2: the model compares two texts; give \(text, text\)")
+          for name in ("classify-two", "mrpc", "sts-b")),
+        *((name, ["a", ("a", "b")], "row 2: the model takes one text; give no pair")
+          for name in ("classify", "regress", "multilabel", "sst-2")),
         ("ner", [["a", None]], "row 1: give a list of words"),
         ("squad2", ["what?"], r"row 1: give \(question, context\)"),
         ("classify", "one text", "texts: give a list of texts, not one text"),
     ],
-)
+)  # fmt: skip
 def test_rows_of_another_kind_are_refused(models: dict[str, LoadedModel], name: str, rows: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         models[name].predict(rows)

@@ -177,6 +177,8 @@ def test_other_columns(tuned: Tuned, tmp_path: Path) -> None:
     assert predicted(tuned("classify"), tmp_path / "l.csv", tmp_path / "c", encoding="latin-1")
     with pytest.raises(UserError, match="text_pair_column: the files of ner have no second text"):
         predict_file(tuned("ner"), str(plain), tmp_path / "d", "cpu", "fp32", text_pair_column="x")
+    with pytest.raises(UserError, match=r"text_pair_column: .*model takes one text; leave it out"):
+        predict_file(tuned("classify"), str(source), tmp_path / "d", "cpu", "fp32", text_pair_column="body")
 
 
 # --- alone, in a batch, in any order

@@ -255,6 +255,16 @@ def test_columns_by_flags(tokenizer: BertTokenizer, tmp_path: Path) -> None:
     assert data.dev["dev"].examples[0].text == "café"
 
 
+def test_pairs_found_by_their_names_are_kept_in_the_spec(tokenizer: BertTokenizer, tmp_path: Path) -> None:
+    rows = [("a cat", "a dog", 1), ("a man", "we", 2)]
+    train = write_rows(tmp_path / "t.csv", ("sentence1", "sentence2", "label"), rows)
+    spec = open_data(tokenizer, "regress", train, train).task.spec
+    assert (spec.text_column, spec.text_pair_column, spec.two_texts) == ("sentence1", "sentence2", True)
+    train = write_rows(tmp_path / "t.csv", ("text", "sentence2", "label"), rows)
+    spec = open_data(tokenizer, "regress", train, train).task.spec
+    assert (spec.text_column, spec.text_pair_column, spec.two_texts) == (None, None, False)
+
+
 def test_the_first_text_beside_a_named_pair(tokenizer: BertTokenizer, tmp_path: Path) -> None:
     for first in ("text", "sentence", "sentence1"):
         train = write_rows(tmp_path / "t.csv", (first, "title", "label"), [("a cat", "x y", "p"), ("a dog", "z", "q")])

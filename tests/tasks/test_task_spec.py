@@ -75,6 +75,12 @@ def test_every_task_can_be_made(tokenizer: BertTokenizer) -> None:
     assert heads["token"] == {"ner"}
 
 
+def test_which_tasks_take_two_texts() -> None:
+    names = ["mrpc", "sts-b", "qqp", "mnli", "qnli", "rte", "wnli", "ax", "pairs"]
+    assert [name for name in (*GLUE_TASKS, *OWN_TASKS) if TaskSpec(name, 32).two_texts] == names
+    assert all(TaskSpec(name, 32, text_pair_column="p").two_texts for name in ("classify", "regress", "multilabel"))
+
+
 def test_columns() -> None:
     spec = TaskSpec("classify", 32)
     assert spec.with_columns(text_column="t", text_pair_column="p", label_column=None, encoding="cp1252") == replace(

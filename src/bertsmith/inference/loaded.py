@@ -246,17 +246,19 @@ class LoadedModel:
     def predict(self, rows: Sequence[Any]) -> list[Row]:
         """A prediction for each row, as `bertsmith predict` writes them.
 
-        A row is what the task is about: a text or (text, text); (context, [endings]) for choices; a list of words, or
-        a text to be split at blanks, for tags; (question, context) for answers. Raises UserError for rows of another
-        kind, naming the first.
+        A row is what the task is about: a text, or (text, text) where it learnt from two; (context, [endings]) for
+        choices; a list of words, or a text to be split at blanks, for tags; (question, context) for answers. Raises
+        UserError for rows of another kind, naming the first.
         """
         task, model = self._task_model()
         make = _MAKERS[task.head]
         examples = [make(f"row {number}", row) for number, row in enumerate(_listed(rows), 1)]
-        if task.spec.name == "pairs":
-            for example in examples:
-                if isinstance(example, TextExample) and example.pair is None:
-                    raise UserError(f"{example.place}: the model compares two texts; give (text, text)")
+        for example in examples:
+            if isinstance(example, TextExample) and (example.pair is not None) != task.spec.two_texts:
+                what = (
+                    "compares two texts; give (text, text)" if task.spec.two_texts else "takes one text; give no pair"
+                )
+                raise UserError(f"{example.place}: the model {what}")
         report = EncodingReport()
         predicted = predict_examples(task, model, examples, self.encoder.device, report)
         results = [row for _, predictions in predicted for row in predictions]

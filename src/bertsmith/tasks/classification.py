@@ -54,7 +54,7 @@ class TextTask(Task):
     ) -> Iterator[TextExample]:
         if self.glue is not None:
             return read_glue(self.glue, path, part, labelled, read)
-        if part == "test" and not labelled and self.spec.name != "pairs" and self.spec.text_pair_column is None:
+        if part == "test" and not labelled and not self.spec.two_texts:
             suffixes = [suffix for suffix in PurePath(path.lower()).suffixes if suffix not in COMPRESSED]
             if suffixes[-1:] == [".txt"]:
                 return self._read_lines(path, read)

@@ -23,7 +23,7 @@ from bertsmith.tasks.registry import make_task, task_name
 from bertsmith.tasks.settings import FinetuneSettings, NerSettings, SquadSettings
 from bertsmith.tasks.spans import SPECIAL
 from bertsmith.tasks.spec import TaskSpec
-from bertsmith.tasks.table import NUMBER, Problems
+from bertsmith.tasks.table import NUMBER, PAIR_COLUMNS, Problems
 from bertsmith.tasks.task import COMPRESSED, Task
 from bertsmith.text.tokenizer import BertTokenizer
 
@@ -227,9 +227,12 @@ def learn_task(task: Task, path: str, labels: "Counter[str]") -> Task:
     """The task with the classes of its training file; `labels` counts them (and, under "", rows without names)."""
 
     first: dict[str, str] = {}
+    pairs = False
 
     def counted() -> Iterator[Any]:
+        nonlocal pairs
         for example in task.read(path, "train", True, EncodingReport()):  # counted when it is encoded
+            pairs = pairs or getattr(example, "pair", None) is not None
             label = getattr(example, "label", None)
             labels[label if isinstance(label, str) else ""] += 1
             for name in label_names(example):
@@ -238,6 +241,8 @@ def learn_task(task: Task, path: str, labels: "Counter[str]") -> Task:
 
     spec = replace(task.spec, labels=task.learn_labels(counted()), scheme=task.learnt_scheme())
     check_label_names(first)
+    if pairs and not spec.two_texts:  # regress on sentence1 and sentence2, found by their names: the folder must say so
+        spec = replace(spec, text_column=PAIR_COLUMNS[0], text_pair_column=PAIR_COLUMNS[1])
     if task.named_classes and len(spec.labels) < (1 if spec.name in ("ner", "multilabel") else 2):
         raise UserError(
             f"{path}: holds {'the one label ' + repr(spec.labels[0]) if spec.labels else 'no label'}; there is nothing "

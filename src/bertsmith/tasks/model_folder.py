@@ -45,7 +45,10 @@ def load_task_model(folder: str | Path, **columns: str | None) -> tuple[Task, Be
             f"{path}: was not fine-tuned for a task, so that it has no trained output layer to predict with; run "
             f"`bertsmith finetune TASK --model {folder}` first"
         )
-    spec = TaskSpec.from_dict(values[TASK_KEY], str(path / CONFIG)).with_columns(**columns)
+    learnt = TaskSpec.from_dict(values[TASK_KEY], str(path / CONFIG))
+    spec = learnt.with_columns(**columns)
+    if spec.two_texts and not learnt.two_texts:
+        raise UserError(f"text_pair_column: {path} takes one text; leave it out")
     task = make_task(spec, open_tokenizer(path, config))
     if spec.max_length > config.max_position_embeddings or task.outputs < 1:
         raise UserError(

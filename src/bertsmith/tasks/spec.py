@@ -53,6 +53,13 @@ class TaskSpec:
     separator: str = "auto"
     strip_digit: bool = False
 
+    @property
+    def two_texts(self) -> bool:
+        """Of tasks on texts: whether an example is two of them (MRPC, `pairs`, a named second column)."""
+        if self.name in GLUE_TASKS:
+            return GLUE_TASKS[self.name].pair is not None
+        return self.name == "pairs" or self.text_pair_column is not None
+
     def as_dict(self) -> dict[str, Any]:
         """For config.json."""
         return asdict(self)

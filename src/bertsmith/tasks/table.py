@@ -22,6 +22,7 @@ from bertsmith.text.rows import ROW_FORMATS, EveryRow
 from bertsmith.text.tables import RowFile, csv_rows, json_rows, open_parquet_file, parquet_rows, tsv_rows
 
 TEXT_KINDS = ("classify", "pairs", "regress", "multilabel")
+PAIR_COLUMNS = ("sentence1", "sentence2")
 COLUMN_FLAGS = "name yours with --text-column, --text-pair-column or --label-column"
 NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*", re.ASCII)
 TAG = re.compile("O|[BIESLU]-.+", re.DOTALL)
@@ -284,12 +285,13 @@ def find_text_columns(
     default = "sentence" if "sentence" in there and "text" not in there else "text"
     both = kind == "pairs" or pair_column is not None
     if kind == "regress" and text_column is None and default not in there:
-        both = both or {"sentence1", "sentence2"} <= set(there)
+        both = both or set(PAIR_COLUMNS) <= set(there)
     if not both:
         return text_column or default, None
-    usual = ("sentence1", "text", "sentence") if pair_column else ("sentence1",)
-    first = next((name for name in usual if name in there and name != pair_column), "sentence1")
-    return text_column or first, pair_column or "sentence2"
+    first, second = PAIR_COLUMNS
+    usual = (first, "text", "sentence") if pair_column else (first,)
+    first = next((name for name in usual if name in there and name != pair_column), first)
+    return text_column or first, pair_column or second
 
 
 def check_label_column(path: str, label: str, texts: Sequence[str]) -> None:
