@@ -4,11 +4,13 @@ import contextlib
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from types import TracebackType
 
 # set in `silenced` only
 _silent = False
+# what `say_once` has said in this process
+_said = set[Hashable]()
 
 
 @contextlib.contextmanager
@@ -43,6 +45,13 @@ def write_stderr(text: str) -> None:
 def say(text: str) -> None:
     """One line for the person at the terminal (stderr; stdout belongs to results)."""
     write_stderr(f"{text}\n")
+
+
+def say_once(text: str, about: Hashable) -> None:
+    """`say`, unless this process has said something of `about` before: a command meets the same fact many times."""
+    if not _silent and about not in _said:
+        _said.add(about)
+        say(text)
 
 
 class Progress:

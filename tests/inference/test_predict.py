@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from bertsmith import progress
 from bertsmith.commands.tasks import show_evaluate
 from bertsmith.errors import UserError
 from bertsmith.inference import predict, predictor
@@ -21,7 +22,7 @@ from bertsmith.tasks.examples import EncodingReport, TextExample
 from bertsmith.tasks.model_folder import load_task_model
 from bertsmith.tasks.table import read_text_examples
 from bertsmith.text.tokenizer import BertTokenizer
-from made_tasks import KINDS, make_model, questions, sentences, write_conll, write_rows, write_squad
+from made_tasks import KINDS, make_model, questions, sentences, tune, write_conll, write_rows, write_squad
 
 Files = dict[str, tuple[Path, Path]]
 Tuned = Callable[[str], Path]
@@ -179,6 +180,17 @@ def test_other_columns(tuned: Tuned, tmp_path: Path) -> None:
         predict_file(tuned("ner"), str(plain), tmp_path / "d", "cpu", "fp32", text_pair_column="x")
     with pytest.raises(UserError, match=r"text_pair_column: .*model takes one text; leave it out"):
         predict_file(tuned("classify"), str(source), tmp_path / "d", "cpu", "fp32", text_pair_column="body")
+
+
+def test_a_command_that_opens_several_models_warns_of_a_vocabulary_once(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "_said", set())
+    padded = make_model(tmp_path / "padded", vocab_size=2000)
+    train, dev = files["classify"]
+    tune(tmp_path / "run", "classify", padded, train, dev, test=str(dev), epochs=0.1)
+    assert (tmp_path / "run" / "test.predictions.jsonl").is_file(), "predicted with the model opened again"
+    assert capfd.readouterr().err.count("is vocab.txt this model's?") == 1
 
 
 # --- alone, in a batch, in any order

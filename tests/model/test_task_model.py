@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bertsmith import progress
 from bertsmith.errors import UserError
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.dropout import DropoutMasks
@@ -370,9 +371,15 @@ def test_layers_that_the_config_does_not_know_are_refused(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("rows", "said"), [(30_000, True), (40, False)])
 def test_a_vocabulary_much_smaller_than_the_table_is_said(
-    tmp_path: Path, rows: int, said: bool, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, rows: int, said: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(progress, "_said", set())
     tokenizer = make_tokenizer(tmp_path / "vocabulary")
-    tokenizer.save(tmp_path / "m")
-    open_tokenizer(tmp_path / "m", make_config(vocab_size=tokenizer.vocab_size + rows))
-    assert ("is vocab.txt this model's?" in capfd.readouterr().err) == said
+    for name in ("m", "tuned"):  # the models that a command makes have the vocabulary of the one it began with
+        tokenizer.save(tmp_path / name)
+        open_tokenizer(tmp_path / name, make_config(vocab_size=tokenizer.vocab_size + rows))
+    with progress.silenced():
+        open_tokenizer(tmp_path / "m", make_config(vocab_size=tokenizer.vocab_size + rows + 1))
+    assert capfd.readouterr().err.count("is vocab.txt this model's?") == said
+    open_tokenizer(tmp_path / "m", make_config(vocab_size=tokenizer.vocab_size + rows + 1))
+    assert capfd.readouterr().err.count("is vocab.txt this model's?") == said, "another table's rows are another fact"

@@ -14,7 +14,7 @@ from bertsmith.errors import UserError
 from bertsmith.model.config import BertConfig
 from bertsmith.model.task_model import ARCHITECTURES, BertForTask
 from bertsmith.model.weights import CONFIG, draw_missing, find_model, load_folder_weights, read_config, write_folder
-from bertsmith.progress import say
+from bertsmith.progress import say, say_once
 from bertsmith.storage import atomic_folder
 from bertsmith.tasks.registry import make_task
 from bertsmith.tasks.spec import TASK_KEY, TaskSpec
@@ -108,14 +108,16 @@ def open_tokenizer(folder: Path, config: BertConfig) -> BertTokenizer:
     """The folder's tokenizer. Raises UserError when it has ids past the model's word table.
 
     Rows that stand for no token are usual (tables are filled up to multiples of 8 or 64, or keep room for new words);
-    where they are many, it is said: the vocabulary may be another model's.
+    where they are many, it is said, once a process: the vocabulary may be another model's.
     """
     tokenizer = load_tokenizer(folder)
     spare = config.vocab_size - tokenizer.vocab_size
     if spare > MOST_SPARE_ROWS and 10 * spare > config.vocab_size:
-        say(
+        # not by folder: the models that a command fine-tunes have the vocabulary and the rows of the one it began with
+        say_once(
             f"warning: {folder}: its tokenizer has {tokenizer.vocab_size:,} entries, its word table "
-            f"{config.vocab_size:,} rows; is vocab.txt this model's?"
+            f"{config.vocab_size:,} rows; is vocab.txt this model's?",
+            (tokenizer.fingerprint, config.vocab_size),
         )
     if tokenizer.vocab_size > config.vocab_size:
         raise UserError(
