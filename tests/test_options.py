@@ -263,6 +263,7 @@ def test_the_flat_flag_is_named_beside_the_key() -> None:
         ("batch_size", "train.batch_size"),
         ("model.clip", "train.optimizer.clip"),
         ("trian", "train"),
+        ("TRAIN.BATCHSIZE", "train.batch_size"),
         ("train.optimiser.name", "train.optimizer.name"),
     ],
 )

@@ -11,7 +11,7 @@ import os
 import re
 import tomllib
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -293,10 +293,11 @@ def _unknown_key(key: str, settings: Mapping[str, Setting]) -> str:
     return f"{key} is not known{did_you_mean(key, [*settings, *sorted(sections)])}"
 
 
-def did_you_mean(given: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """`"; did you mean X?"` for the nearest of `known`, or nothing when none is near."""
-    near = difflib.get_close_matches(given, list(known), n=1, cutoff=cutoff)
-    return f"; did you mean {near[0]}?" if near else ""
+def did_you_mean(given: str, known: Iterable[str], cutoff: float = 0.6, show: Callable[[str], str] = str) -> str:
+    """`"; did you mean X?"` for the nearest of `known`, or nothing when none is near; capitals make nothing far."""
+    folded = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(given.lower(), list(folded), n=1, cutoff=cutoff)
+    return f"; did you mean {show(folded[near[0]])}?" if near else ""
 
 
 def _raise_all(errors: Sequence[str]) -> None:

@@ -166,8 +166,11 @@ def test_no_rows(model: LoadedModel, tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_pairs_that_are_not_there_are_named(model: LoadedModel, tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("good,other\na,b\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"x\.csv: no column 'sentence_good' and no 'sentence_bad'; name yours"):
+    told = r"x\.csv: no column 'sentence_good' and no 'sentence_bad'; there are 'good', 'other'; name yours with"
+    with pytest.raises(UserError, match=told):
         score_pairs_file(model.scorer(), str(path))
+    with pytest.raises(UserError, match=r"--bad-column; did you mean 'other'\?$"):
+        score_pairs_file(model.scorer(), str(path), good_column="good", bad_column="othr")
     path.write_text("good,bad\na,b\nc,\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"x\.csv:3: column 'bad' is empty; every row needs two sentences"):
         score_pairs_file(model.scorer(), str(path), tmp_path / "out.jsonl")

@@ -161,7 +161,9 @@ def test_half_characters_of_json_are_replaced_and_counted(tmp_path: Path) -> Non
         ("x.csv", 'text,label\n"a,b\nc,d\n', "x.csv: line 2: a quote opened in this row is never closed"),
         ("x.csv", "text,label,text\na,b,c\n", "x.csv:1: 2 columns are named 'text'"),
         ("x.csv", "Text,label\na,b\n", "x.csv:1: no column 'text' in the first row, which must name the columns; "
-                                       "there are 'Text', 'label'; name yours with --text-column"),
+                                       "there are 'Text', 'label'; name yours with --text-column, --text-pair-column "
+                                       "or --label-column; did you mean 'Text'?"),
+        ("x.tsv", "texts\tlable\na\tb\n", "or --label-column; did you mean 'texts'?; did you mean 'lable'?"),
         ("x.csv", "body,class\na,b\n", "no columns 'text', 'label' in the first row"),
         ("x.csv", "text;label\na;b\n", "there are 'text;label'"),
         ("x.csv", "text;label\na;b\n", "it is one cell: .csv files are split at commas"),
@@ -195,6 +197,8 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_parquet_columns_are_checked(tmp_path: Path) -> None:
     path = write_table(tmp_path / "x.parquet", {"text": ["a"], "label": [1], "n": [1]})
     assert "x.parquet:1: no column 'sentence'; there are 'text', 'label', 'n'" in refusal(path, text_column="sentence")
+    assert refusal(path, label_column="lable").endswith("--label-column; did you mean 'label'?")
+    assert "did you mean" not in refusal(path, text_column="sentence")
     assert "x.parquet:1: column 'n' holds a number, not text" in refusal(path, text_column="n")
     path = write_table(tmp_path / "y.parquet", {"text": ["a", None], "label": [1.0, float("nan")]})
     assert "y.parquet:2: column 'text' is empty" in refusal(path)

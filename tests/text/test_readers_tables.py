@@ -128,6 +128,8 @@ def test_json_files_that_cannot_work_are_refused(tmp_path: Path) -> None:
     ):
         read(write(tmp_path / "a.jsonl", '{"id": 1, "body": "x"}\n{"id": 2}\n'))
     assert read_texts(tmp_path / "a.jsonl", text_column="body") == ["x"]
+    with pytest.raises(UserError, match=r"choose one with --text-column; did you mean 'body'\?$"):
+        read(tmp_path / "a.jsonl", text_column="Bodi")
     with pytest.raises(UserError, match=r"no line is a JSON object \(line 1 holds list\)"):
         read(write(tmp_path / "b.json", '[{"text": "x"}]'))
     with pytest.raises(UserError, match="no line is a JSON object"):
@@ -256,7 +258,9 @@ def test_parquet_refusals(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": [1], "body": ["x"], "text": pa.array([[1]])}), path)
     with pytest.raises(UserError, match=r"column 'text' holds list<.*>, not text"):
         read(path)
-    with pytest.raises(UserError, match="no column 'words'; there are 'id', 'body', 'text'"):
+    with pytest.raises(
+        UserError, match=r"no column 'words'; there are 'id', 'body', 'text'; choose one with --text-column$"
+    ):
         read(path, text_column="words")
     whole = path.read_bytes()
     with pytest.raises(UserError, match="damaged Parquet"):

@@ -27,7 +27,9 @@ from bertsmith.model.heads import ROWS_AT_ONCE
 from bertsmith.model.layers import fill_up
 from bertsmith.progress import Progress, say
 from bertsmith.tasks.examples import EncodingReport
-from bertsmith.tasks.table import Problems, Table, read_text
+from bertsmith.tasks.table import Problems, Table, read_text, shorten
+from bertsmith.text.documents import join_names
+from bertsmith.text.tables import near_names
 
 Row = dict[str, Any]
 Pair = tuple[str, str]
@@ -265,8 +267,9 @@ def read_pairs(path: str, good: str | None, bad: str | None, encoding: str) -> I
         columns = [good or default[0], bad or default[1]]
         if missing := [name for name in columns if name not in table.columns]:
             raise UserError(
-                f"{path}: no column {' and no '.join(map(repr, missing))}; name yours with --good-column and "
-                "--bad-column"
+                f"{path}: no column {' and no '.join(map(repr, missing))}; there are "
+                f"{join_names(map(shorten, table.columns)) or 'none'}; name yours with --good-column and "
+                f"--bad-column{near_names(missing, table.columns)}"
             )
         for row in table.rows((), columns):
             place = f"{path}:{row.line}"

@@ -19,7 +19,7 @@ from bertsmith.tasks.examples import Label, TaggedExample, TextExample
 from bertsmith.text.documents import REPLACEMENT, SURROGATES, ReadOptions, ReadReport, join_names
 from bertsmith.text.readers import check_parquet, detect_kind
 from bertsmith.text.rows import ROW_FORMATS, EveryRow
-from bertsmith.text.tables import RowFile, csv_rows, json_rows, open_parquet_file, parquet_rows, tsv_rows
+from bertsmith.text.tables import RowFile, csv_rows, json_rows, near_names, open_parquet_file, parquet_rows, tsv_rows
 
 TEXT_KINDS = ("classify", "pairs", "regress", "multilabel")
 PAIR_COLUMNS = ("sentence1", "sentence2")
@@ -132,7 +132,7 @@ class Table:
             hint += f" (it is one cell: .{self.kind} files are split at {'commas' if self.kind == 'csv' else 'tabs'})"
         raise UserError(
             f"{self.path}:{line}: no {what}{'s' * (len(missing) > 1)} {join_names(missing)}{hint}; there are {listed}; "
-            f"{self.advice}"
+            f"{self.advice}{near_names(missing, there)}"
         )
 
     def rows(self, columns: Sequence[str], optional: Sequence[str] = ()) -> Iterator[TableRow]:

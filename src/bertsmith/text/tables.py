@@ -6,12 +6,13 @@ that names the columns there are. Cells are text as they stand: "NA", "null" and
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from bertsmith.errors import UserError
+from bertsmith.options import did_you_mean
 from bertsmith.text.decoding import Decoder, TextFile
-from bertsmith.text.documents import Document, ReadOptions, ReadReport, make_document
+from bertsmith.text.documents import Document, ReadOptions, ReadReport, join_names, make_document
 from bertsmith.text.inputs import input_size
 from bertsmith.text.streams import is_url, open_bytes
 
@@ -60,10 +61,16 @@ class RowFile(TextFile):
 
 
 def missing_column(path: str, column: str, names: Iterable[str], kind: str) -> UserError:
-    listed = [repr(name) for name in names]
-    more = f" and {len(listed) - NAMES} more" if len(listed) > NAMES else ""
-    there = f"there are {', '.join(listed[:NAMES])}{more}" if listed else "there are none"
-    return UserError(f"{path}: no {kind} {column!r}; {there}; choose one with --text-column")
+    names = list(names)
+    there = f"there are {join_names(names, NAMES)}" if names else "there are none"
+    return UserError(
+        f"{path}: no {kind} {column!r}; {there}; choose one with --text-column{near_names([column], names)}"
+    )
+
+
+def near_names(missing: Iterable[str], there: Collection[str]) -> str:
+    """What ends a message about columns that are `missing`: those that may be meant, as typing errors have them."""
+    return "".join(did_you_mean(name, there, show=repr) for name in missing)
 
 
 class RepeatedKey(ValueError):
