@@ -47,9 +47,9 @@ class Files:
         return self.folder / "model-int8.onnx"
 
     @property
-    def ours_int8(self) -> Path:
+    def ours_exported(self) -> Path:
         """What `bertsmith export --int8` writes."""
-        return self.folder / "ours-int8"
+        return self.folder / "ours-exported"
 
 
 class Contender(ABC):
@@ -149,14 +149,14 @@ class OnnxRuntime(Padded):
         return self.session.run(None, inputs)[0]
 
 
-class OursInt8(Padded):
+class OursExported(Padded):
     """What `bertsmith export --int8` wrote, by `load_exported`."""
 
     def __init__(self, files: Files, threads: int, precision: str) -> None:
         from bertsmith.inference.exported import load_exported
 
         super().__init__(files)
-        self.model = load_exported(files.ours_int8, threads)
+        self.model = load_exported(files.ours_exported, threads)
 
     def run(self, inputs: dict[str, Any]) -> Vectors:
         mask = inputs["attention_mask"].astype(np.float32)
@@ -223,7 +223,8 @@ _OPENVINO = (("onnx", "onnx"), ("openvino", "openvino"))
 ENTRIES = {
     "ours-fp32": Entry(Ours),
     "ours-bf16": Entry(Ours),
-    "ours-int8": Entry(OursInt8, (*_ONNX, ("onnxscript", "onnxscript"))),
+    "ours-int8": Entry(Ours),
+    "ours-exported-int8": Entry(OursExported, (*_ONNX, ("onnxscript", "onnxscript"))),
     "sentence-transformers-fp32": Entry(SentenceTransformers, _ST),
     "sentence-transformers-bf16": Entry(SentenceTransformers, _ST),
     "onnxruntime-fp32": Entry(OnnxRuntime, _ONNX),
@@ -252,10 +253,10 @@ def open_tokenizer(model: Path) -> Any:
 def make_files(files: Files, names: Sequence[str]) -> None:
     """Write into `files.folder` what the contenders `names` load beside the model folder, unless it is there."""
     files.folder.mkdir(parents=True, exist_ok=True)
-    if "ours-int8" in names and not files.ours_int8.exists():
+    if "ours-exported-int8" in names and not files.ours_exported.exists():
         from bertsmith.inference.export import export_model
 
-        export_model(files.model, files.ours_int8, "onnx", int8=True)
+        export_model(files.model, files.ours_exported, "onnx", int8=True)
     if any(name.startswith(("onnxruntime", "openvino")) for name in names) and not files.onnx.exists():
         with atomic_file(files.onnx) as partial:
             _write_onnx(files.model, partial)

@@ -11,7 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
+from bertsmith.hardware import int8_weight_bits
+from bertsmith.inference import loaded
 from bertsmith.inference.loaded import LoadedModel, load
+from bertsmith.inference.products import can_multiply_int8
 from bertsmith.text.tokenizer import load_tokenizer
 from command_line import Made, Outcome, bertsmith
 
@@ -155,6 +158,32 @@ def test_automatic_precision(made: Made, model: LoadedModel, texts: Path, tmp_pa
     assert outcome.code == 0
     expected = model.embed(TEXTS, normalize=True)
     assert (np.load(tmp_path / "x.npy") * expected).sum(1).min() > 0.99  # bf16 or fp32
+
+
+@pytest.mark.skipif(int8_weight_bits() is None or not can_multiply_int8(), reason="no 8-bit products on this machine")
+@pytest.mark.parametrize("rest", ["fp32", "bf16"])
+def test_8_bits_on_request(
+    made: Made, model: LoadedModel, texts: Path, tmp_path: Path, rest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loaded, "_faster_precision", lambda device: rest)
+    asked = ("--normalize", "--precision", "int8", "--device", "cpu")
+    outcome = bertsmith("embed", made.model, "--input", texts, "--output", tmp_path / "x.npy", *asked)
+    assert outcome.code == 0
+    assert f"computes in int8 and {rest}; the least cosine between its vectors" in outcome.err
+    found, exact = np.load(tmp_path / "x.npy"), model.embed(TEXTS, normalize=True)
+    assert (found * exact).sum(1).min() > 0.98
+    assert np.abs(found - exact).max() > 1e-5
+    scored = [
+        bertsmith("score", made.model, "--input", texts, "--precision", precision, "--device", "cpu", "--json").json
+        for precision in ("fp32", "int8")
+    ]
+    assert scored[1]["pppl"] == pytest.approx(scored[0]["pppl"], rel=0.05)
+
+
+def test_what_trains_has_no_8_bits(made: Made) -> None:
+    outcome = bertsmith("predict", made.model, "--input", "x.tsv", "--output", "y.jsonl", "--precision", "int8")
+    assert outcome.code == 2
+    assert "--precision" in outcome.err
 
 
 def test_threads_are_set(made: Made, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

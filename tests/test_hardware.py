@@ -169,3 +169,22 @@ def test_freed_memory_of_threads_is_kept_where_they_are_few() -> None:
     if many < 10_000:
         pytest.skip("this allocator keeps freed memory by itself, or the system maps huge pages")
     assert one < many / 4
+
+
+@pytest.mark.parametrize(
+    ("features", "bits"),
+    [
+        ({"avx2": True, "avx512_vnni": True}, 8),
+        ({"avx2": True, "avx_vnni": True}, 8),
+        ({"amx_int8": True}, 8),
+        ({"avx2": True, "avx512_f": True, "avx512_vnni": False}, 7),  # sums two products in 16 bits
+        ({"avx2": True}, 7),
+        ({"avx2": False}, None),
+        ({}, None),
+    ],
+)
+def test_bits_of_8_bit_products(features: dict[str, bool], bits: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features)
+    assert hardware.int8_weight_bits() == bits
+    monkeypatch.delattr(torch.cpu, "get_capabilities")
+    assert hardware.int8_weight_bits() is None

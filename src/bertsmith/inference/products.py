@@ -23,7 +23,7 @@ MIDDLE = 128  # the code of an input in the middle of its range
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether PackedLinear works there and gains: on a CPU in bf16 that oneDNN multiplies, or in fp32 on AMD's.
 
-    PyTorch multiplies fp32 by MKL, which leaves half of each AVX-512 register of a CPU that isn't Intel's unused.
+    PyTorch multiplies fp32 by MKL, which is slower on CPUs that aren't Intel's.
     """
     ops = torch.ops.mkldnn
     there = all(hasattr(ops, name) for name in ("_linear_pointwise", "_reorder_linear_weight"))
@@ -128,4 +128,6 @@ class Int8Linear(UsedLinear):
 
 def _codes(x: Tensor) -> Tensor:
     """`x`, float32, rounded to 0 … 255, in one walk through memory."""
-    return torch.quantize_per_tensor(x, 1.0, 0, torch.quint8).int_repr()
+    codes = torch.quantize_per_tensor(x, 1.0, 0, torch.quint8)
+    # the same memory as plain bytes; `int_repr` would copy it, slower than it was made
+    return torch.empty(0, dtype=torch.uint8).set_(codes.untyped_storage(), 0, codes.shape, codes.stride())
