@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from bertsmith.hardware import PRECISIONS, measure_matmul
+from bertsmith.hardware import PRECISIONS, int8_weight_bits, measure_matmul
 from bertsmith.model.config import encoder_flops
 from bertsmith.model.weights import read_config
 from bertsmith.progress import format_seconds, say
@@ -80,6 +80,8 @@ def find_absent(chosen: Sequence[str], rates: dict[str, float]) -> dict[str, str
             absent[name] = f"not installed: pip install {' '.join(missing)}"
         elif name == "ours-bf16" and rates["bf16"] <= rates["fp32"]:
             absent[name] = "this machine multiplies fp32 faster, so that `auto` is fp32"
+        elif name == "ours-int8" and int8_weight_bits() is None:
+            absent[name] = "this machine's CPU has no AVX2"
         elif name == "sentence-transformers-bf16" and rates["bf16"] <= rates["fp32"] / EMULATED:
             absent[name] = (
                 f"PyTorch emulates bf16 here: {rates['bf16'] / 1e9:.2f} GFLOP/s, fp32 {rates['fp32'] / 1e9:.0f}"

@@ -82,6 +82,7 @@ def all_names() -> list[str]:
     """Without importing the benchmark before its tests run."""
     kinds = {
         "ours": ("fp32", "bf16", "int8"),
+        "ours-exported": ("int8",),
         "sentence-transformers": ("fp32", "bf16"),
         "onnxruntime": ("fp32", "int8"),
         "openvino": ("fp32", "bf16"),
@@ -121,7 +122,7 @@ def test_texts_are_cut_alike(contenders: ModuleType, made: Any, model: Path) -> 
 
 def test_files_are_made_once(contenders: ModuleType, model: Path, tmp_path: Path) -> None:
     files = contenders.Files(model, tmp_path / "files")
-    for path in (files.onnx, files.onnx_int8, files.ours_int8):
+    for path in (files.onnx, files.onnx_int8, files.ours_exported):
         path.parent.mkdir(exist_ok=True)
         path.write_text("there", encoding="utf-8")
     contenders.make_files(files, all_names())

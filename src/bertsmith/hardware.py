@@ -107,8 +107,8 @@ def prepare_machine(device: str = "auto", precision: str = "auto") -> Machine:
 def mkl_multiplies_slowly() -> bool:
     """Whether MKL, PyTorch's library for fp32, is slower on this CPU than oneDNN: on AMD's.
 
-    It leaves their AVX-512 unused: on Zen 5, whose registers are that wide, oneDNN's products are 2.3 times as fast. With
-    AVX2 (Zen 3) oneDNN's are 1.05 to 1.1 times as fast, products of a few rows on two threads 1.5 to 5 times.
+    It leaves their AVX-512 unused: on Zen 5, whose registers are that wide, oneDNN's products are 2.3 times as fast.
+    With AVX2 (Zen 3) oneDNN's are 1.06 times as fast, products of a few rows on two threads 1.3 to 5 times.
     """
     if not torch.backends.mkl.is_available() or not hasattr(torch.cpu, "get_capabilities"):
         return False

@@ -6,9 +6,9 @@ first, 58 % of a layer's arithmetic. What goes into the other two spreads furthe
 
 Scales: one for the whole tensor, so that sums of products are sums of integers, but each input channel is shifted to
 the middle of its range and divided by a factor of its own first, which its column of weights is multiplied by
-(SmoothQuant, Xiao et al. 2022), for some channels reach ten times as far as others. Ranges come from a few texts that
-go through once: a layer norm bounds them, and the channels that reach far are the model's, not the text's. Weights have
-a scale an output channel.
+(SmoothQuant, Xiao et al. 2022), for some channels reach ten times as far as others. Ranges come from some texts and
+random words that go through once: a layer norm bounds them, and the channels that reach far are the model's, not the
+text's. Weights have a scale an output channel.
 """
 
 from collections.abc import Sequence
@@ -35,6 +35,7 @@ MARGIN = 1.1
 # How much of a channel's reach its weights take over.
 SHARE = 0.75
 PASSAGES, PASSAGE_CHARACTERS = 16, 300
+DRAWN, DRAWN_TOKENS = 16, 32
 # columns that are rounded one by one before the rest is changed, in one product
 BLOCK = 32
 DAMPING = 0.1
@@ -117,14 +118,24 @@ def round_together(weights: Tensor, inputs: Tensor, most: int) -> Tensor:
 
 
 def _passages(encoder: Encoder, more: Sequence[str]) -> Sequences:
-    """Beginnings of the demo's chapters, English and Chinese, `more`, and all as one sequence cut; some as pairs."""
-    texts = list(more)
+    """Beginnings of the demo's chapters, English and Chinese, and `more`; all as one sequence cut; entries at random.
+
+    For the vocabulary may be of another language or of none, and scoring asks with [MASK]. Some are pairs.
+    """
+    texts, tokenizer = list(more), encoder.tokenizer
     for path in demo_text_paths():
         chapters = [text[:PASSAGE_CHARACTERS] for _, text in read_rows(path, ReadOptions(), ReadReport())]
         texts += chapters[:: -(-len(chapters) // (PASSAGES // 2))]
-    ids, counts = encoder.tokenizer.encode_flat([*texts, " ".join(texts)])
+    ids, counts = tokenizer.encode_flat([*texts, " ".join(texts)])
+    entries = np.setdiff1d(
+        np.arange(tokenizer.vocab_size), [i for i in tokenizer.special_ids if i != tokenizer.mask_id]
+    )
+    drawn = np.random.default_rng(0).choice(entries, (DRAWN, DRAWN_TOKENS))
+    drawn[:, ::8] = tokenizer.mask_id
+    ids = np.concatenate([ids, drawn.ravel()])
+    counts = np.concatenate([counts, np.full(DRAWN, DRAWN_TOKENS)])
     lengths = np.minimum(counts, encoder.max_length - 2)
-    framed = Sequences.frame(encoder.tokenizer, ids, np.cumsum(counts) - counts, lengths)
+    framed = Sequences.frame(tokenizer, ids, np.cumsum(counts) - counts, lengths)
     # every other sequence is of two segments
     seconds = np.where(np.arange(len(framed)) % 2, framed.lengths // 2, framed.lengths)
     return Sequences(framed.token_ids, framed.starts, seconds)
