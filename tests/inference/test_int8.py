@@ -7,17 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_models import make_bert, save_pretrained
+from small_models import TOKENS, make_bert, save_pretrained
 
 from bertsmith.errors import UserError
 from bertsmith.inference import int8, loaded
 from bertsmith.inference.benchmark import benchmark_embedding
-from bertsmith.inference.encoder import InferenceBert
+from bertsmith.inference.encoder import Encoder, InferenceBert, Sequences
 from bertsmith.inference.int8 import choose_int8, quantize, round_together
 from bertsmith.inference.loaded import LoadedModel, load
 from bertsmith.inference.products import MIDDLE, Int8Linear, Int8Weights, can_multiply_int8, can_pack
 from bertsmith.model.layers import Linear
 from bertsmith.tasks.model_folder import weights_sha256
+from bertsmith.text.tokenizer import BertTokenizer
 
 BITS = int8.int8_weight_bits() or 0
 multiplies = pytest.mark.skipif(not BITS or not can_multiply_int8(), reason="no 8-bit products on this machine")
@@ -152,3 +153,28 @@ def test_where_there_are_no_such_products_it_is_refused(tmp_path: Path, monkeypa
 def test_a_size_has_no_ranges_to_be_seen() -> None:
     with pytest.raises(UserError, match="--precision int8 is for a model folder; tiny has weights drawn at random"):
         benchmark_embedding("tiny", precision="int8")
+
+
+@multiplies
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_model_that_diverged_is_refused(broken: float) -> None:
+    bert = make_bert()
+    with torch.no_grad():
+        bert.encoder.layer[1].output.weight[3, 3] = broken
+    with pytest.raises(UserError, match="precision: int8 needs finite weights"):
+        choose_int8(bert, BertTokenizer(TOKENS))
+
+
+@multiplies
+def test_ranges_are_those_of_any_entry_of_the_vocabulary() -> None:
+    """Of another language's, whose own words the demo's text doesn't hold: only [UNK], letters and endings occur."""
+    words = [chr(number) for number in range(0x10A0, 0x10A0 + 60)]  # Georgian
+    tokenizer = BertTokenizer([*TOKENS[:5], *words])
+    chosen = choose_int8(make_bert(), tokenizer)
+    exact = Encoder(InferenceBert(make_bert(), torch.float32), tokenizer, torch.device("cpu"))
+    used = Encoder(InferenceBert(make_bert(), torch.float32, chosen), tokenizer, torch.device("cpu"))
+    source = np.random.default_rng(0)
+    sequences = Sequences.join([source.integers(2, 65, length) for length in (9, 40, 100)])
+    for one, other in zip(*(e.hidden_states(sequences, [3]) for e in (exact, used)), strict=True):
+        cosines = (one * other).sum(-1) / np.linalg.norm(one, axis=-1) / np.linalg.norm(other, axis=-1)
+        assert cosines.min() > 0.99

@@ -24,17 +24,18 @@ from bertsmith.inference.encoder import Encoder, InferenceBert, Sequences, pack_
 from bertsmith.inference.products import MIDDLE, Int8Weights, can_multiply_int8
 from bertsmith.model.bert import BertLayer, BertModel
 from bertsmith.model.layers import Linear
+from bertsmith.progress import Progress
 from bertsmith.text.documents import ReadOptions, ReadReport
 from bertsmith.text.rows import read_rows
 from bertsmith.text.tokenizer import BertTokenizer
 
 INT8 = "int8"
 """The name of this arithmetic where a precision is asked for."""
-# How far beyond what was seen a channel may go before it is cut off: costs a fifth of the steps between.
+# How far beyond what was seen a channel may go before it is cut off; codes are as much coarser.
 MARGIN = 1.1
 # How much of a channel's reach its weights take over.
 SHARE = 0.75
-PASSAGES, PASSAGE_CHARACTERS = 16, 300
+PASSAGES, PASSAGE_CHARACTERS, PASSAGE_TOKENS = 16, 300, 64
 DRAWN, DRAWN_TOKENS = 16, 32
 # columns that are rounded one by one before the rest is changed, in one product
 BLOCK = 32
@@ -55,22 +56,25 @@ def check_int8(device: torch.device) -> int:
 def choose_int8(bert: BertModel, tokenizer: BertTokenizer, more: Sequence[str] = ()) -> list[dict[str, Int8Weights]]:
     """For each layer of `bert`, whose weights are float32, the products that multiply in 8 bits.
 
-    `more`: texts to go through beside the demo's. Raises UserError where 8-bit products are not to be had.
+    `more`: texts to go through beside the demo's. Raises UserError where 8-bit products are not to be had, and for a
+    model whose hidden states are not finite.
     """
     device = bert.embeddings.word.device
     bits = check_int8(device)
     encoder = Encoder(InferenceBert(bert, torch.float32), tokenizer, device)
     norms = _norms_of(encoder, _passages(encoder, more))
+    if not all(bool(norm.isfinite().all()) for norm in norms):
+        raise UserError(
+            "precision: int8 needs finite weights, and this model's hidden states are not finite numbers; its training "
+            "diverged (lower --learning-rate) or its weights are damaged"
+        )
     chosen = []
-    with torch.inference_mode():
+    with torch.inference_mode(), Progress("weights in 8 bits", len(bert.encoder.layer), "layers") as progress:
         for layer, first, second in zip(bert.encoder.layer, norms[::2], norms[1::2], strict=False):
             assert isinstance(layer, BertLayer)
-            chosen.append(
-                {
-                    "qkv": quantize(layer.qkv, first, bits),
-                    "intermediate": quantize(layer.intermediate, second, bits),
-                }
-            )
+            of_norms = {"qkv": first, "intermediate": second}
+            chosen.append({name: quantize(getattr(layer, name), seen, bits) for name, seen in of_norms.items()})
+            progress.advance(1)
     return chosen
 
 
@@ -105,13 +109,14 @@ def round_together(weights: Tensor, inputs: Tensor, most: int) -> Tensor:
     left, found = weights[:, order].T.contiguous(), torch.empty_like(weights.T)  # (K, N)
     for begin in range(0, len(left), BLOCK):
         end = min(begin + BLOCK, len(left))
-        missed = torch.empty_like(left[begin:end])
-        for column in range(begin, end):
-            rounded = left[column].round().clamp(-most, most)
-            found[column] = rounded
-            torch.sub(left[column], rounded, out=missed[column - begin])
-            left[column + 1 : end] -= make_up[column, column + 1 : end, None] * missed[column - begin]
-        left[end:] -= make_up[begin:end, end:].T @ missed
+        # NumPy's, on one thread: threads would wait for each other at each of so small steps
+        block, rounded = left[begin:end].numpy(), found[begin:end].numpy()
+        shares = make_up[begin:end, begin:end].numpy()
+        for column in range(end - begin):
+            np.clip(np.rint(block[column]), -most, most, out=rounded[column])
+            block[column] -= rounded[column]  # from here on what was missed
+            block[column + 1 :] -= shares[column, column + 1 :, None] * block[column]
+        left[end:] -= make_up[begin:end, end:].T @ left[begin:end]
     result = torch.empty_like(weights)
     result[:, order] = found.T
     return result
@@ -126,19 +131,17 @@ def _passages(encoder: Encoder, more: Sequence[str]) -> Sequences:
     for path in demo_text_paths():
         chapters = [text[:PASSAGE_CHARACTERS] for _, text in read_rows(path, ReadOptions(), ReadReport())]
         texts += chapters[:: -(-len(chapters) // (PASSAGES // 2))]
-    ids, counts = tokenizer.encode_flat([*texts, " ".join(texts)])
+    rows = [row[:PASSAGE_TOKENS] for row in tokenizer.encode_ids(texts)]
+    rows.append([index for row in rows for index in row])
     entries = np.setdiff1d(
         np.arange(tokenizer.vocab_size), [i for i in tokenizer.special_ids if i != tokenizer.mask_id]
     )
     drawn = np.random.default_rng(0).choice(entries, (DRAWN, DRAWN_TOKENS))
     drawn[:, ::8] = tokenizer.mask_id
-    ids = np.concatenate([ids, drawn.ravel()])
-    counts = np.concatenate([counts, np.full(DRAWN, DRAWN_TOKENS)])
-    lengths = np.minimum(counts, encoder.max_length - 2)
-    framed = Sequences.frame(tokenizer, ids, np.cumsum(counts) - counts, lengths)
+    most = encoder.max_length - 2
+    framed = [[tokenizer.cls_id, *row[:most], tokenizer.sep_id] for row in [*rows, *drawn.tolist()]]
     # every other sequence is of two segments
-    seconds = np.where(np.arange(len(framed)) % 2, framed.lengths // 2, framed.lengths)
-    return Sequences(framed.token_ids, framed.starts, seconds)
+    return Sequences.join(framed, [len(row) // 2 if number % 2 else len(row) for number, row in enumerate(framed)])
 
 
 def _norms_of(encoder: Encoder, sequences: Sequences) -> list[Tensor]:
