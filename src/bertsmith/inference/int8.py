@@ -138,8 +138,10 @@ def _passages(encoder: Encoder, more: Sequence[str]) -> Sequences:
     )
     drawn = np.random.default_rng(0).choice(entries, (DRAWN, DRAWN_TOKENS))
     drawn[:, ::8] = tokenizer.mask_id
-    most = encoder.max_length - 2
+    most = max(0, encoder.max_length - 2)
     framed = [[tokenizer.cls_id, *row[:most], tokenizer.sep_id] for row in [*rows, *drawn.tolist()]]
+    if encoder.config.type_vocab_size < 2:
+        return Sequences.join(framed)
     # every other sequence is of two segments
     return Sequences.join(framed, [len(row) // 2 if number % 2 else len(row) for number, row in enumerate(framed)])
 
