@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
+from bertsmith import progress
 from bertsmith.hardware import int8_weight_bits
 from bertsmith.inference import loaded
 from bertsmith.inference.loaded import LoadedModel, load
@@ -307,3 +308,28 @@ def test_score_pairs(made: Made, tmp_path: Path) -> None:
     assert "no column 'sentence_good'" in score(made, "--input", path, "--pairs").mistake
     assert "are for --pairs" in score(made, "--input", path, "--good-column", "schön").mistake
     assert "is for single sentences" in score(made, "--input", path, "--pairs", "--text-column", "x").mistake
+
+
+def test_progress_by_batches_with_what_is_left(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file of one chunk is not a bar that stands still and then is done."""
+    monkeypatch.setattr(loaded, "_faster_precision", lambda device: "fp32")
+    times = iter(range(1_000_000))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: 3.0 * next(times))
+    (tmp_path / "x.txt").write_text("a big dog runs\n" * 3000, encoding="utf-8")
+    outcome = bertsmith("embed", made.model, "--input", tmp_path / "x.txt", "--output", tmp_path / "x.npy", *FP32)
+    shown = [line for line in outcome.err.splitlines() if line.startswith("embedding: ") and "/3,000 rows" in line]
+    assert len(shown) > 2
+    assert any(" left" in line for line in shown)
+    assert "3,000/3,000 rows" in shown[-1]
+
+
+def test_a_row_that_cannot_be_read_is_told_before_the_work(made: Made, tmp_path: Path) -> None:
+    rows = ['{"text": "the cat"}'] * 5000 + ['{"text": 3}']
+    (tmp_path / "x.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    outcome = bertsmith("embed", made.model, "--input", tmp_path / "x.jsonl", "--output", tmp_path / "x.npy", *FP32)
+    assert outcome.code == 2
+    assert "x.jsonl:5001" in outcome.err
+    assert "embedding: 4," not in outcome.err
+    assert [path.name for path in tmp_path.iterdir()] == ["x.jsonl"]

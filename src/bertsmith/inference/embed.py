@@ -5,7 +5,7 @@ In: texts, a row each, or sentences split into words. Out: .npy, .parquet or .sa
 
 import os
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from bertsmith.errors import UserError
 from bertsmith.inference.features import FeatureExtractor, FeatureOptions, Text
 from bertsmith.inference.vector_writer import find_vector_format, open_vector_writer
-from bertsmith.progress import Progress, say
+from bertsmith.progress import Progress, say, silenced
 from bertsmith.storage import check_out
 from bertsmith.tasks.conll import read_conll
 from bertsmith.tasks.examples import EncodingReport, say_unknown
@@ -21,6 +21,7 @@ from bertsmith.tasks.table import Table, read_list
 from bertsmith.text.documents import ReadOptions, ReadReport
 from bertsmith.text.readers import COMPRESSED_SUFFIXES, SUFFIX_KINDS
 from bertsmith.text.rows import read_rows
+from bertsmith.text.streams import is_url
 from bertsmith.training.ranks import ALONE, Ranks
 
 _CONLL = (".conll", ".bio", ".iob")
@@ -112,6 +113,14 @@ def read_word_rows(path: str, text_column: str = "text", encoding: str = "utf-8"
         yield from read_text_rows(path, text_column, encoding)
 
 
+def count_rows(path: str, rows: Iterable[Any]) -> int | None:
+    """How many there are, so that a row that cannot be read is told before hours of work; None for URLs and pipes."""
+    if is_url(path) or not Path(path).is_file():
+        return None
+    with silenced():  # what there is to warn of is said when they are read for use
+        return sum(1 for _ in rows)
+
+
 def say_losses(report: EncodingReport, max_length: int) -> None:
     """Warn of texts that were cut, and of a vocabulary that does not know them."""
     if report.truncated:
@@ -148,6 +157,8 @@ def embed_file(
         if ranks.is_first:
             check_output(input_path, output)
     read = read_word_rows if options.words else read_text_rows
+    with ranks.alike():
+        total = count_rows(input_path, read(input_path, text_column, encoding)) if ranks.is_first else None
     tokens = options.several and not options.words
     begun = time.monotonic()
     vectors = 0
@@ -155,13 +166,16 @@ def embed_file(
         open_vector_writer(output, extractor.dimension, options.several, tokens)
         if ranks.is_first
         else nullcontext() as writer,
-        Progress("embedding", None, "rows") as bar,
+        Progress("embedding", total, "rows") as bar,
     ):
+        extractor.on_rows = bar.advance
+        rows = 0
         for chunk in extractor.chunks(read(input_path, text_column, encoding), ranks):
             assert writer is not None, "only the first rank gets vectors"
             writer.write(chunk)
             vectors += len(chunk.rows)
-            bar.advance(len(chunk.rows) if chunk.counts is None else len(chunk.counts))
+            rows += len(chunk.rows) if chunk.counts is None else len(chunk.counts)
+            bar.advance(rows - bar.done)
     extractor.merge_counts(ranks)
     if not ranks.is_first:
         return {}

@@ -6,7 +6,7 @@ input order, some thousand texts at a time. Every token is in some vector or cou
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -141,6 +141,9 @@ class FeatureExtractor:
         """What was encoded and what was lost, over all calls."""
         self.computed_tokens = 0
         """Tokens that went through the model."""
+        self.on_rows: Callable[[float], None] | None = None
+        """Called now and then by `chunks` with how many rows more are done, a batch's as a share of its chunk's."""
+        self._rows = 0
 
     def chunks(self, texts: Iterable[tuple[str, Text]], ranks: Ranks = ALONE) -> Iterator[Vectors]:
         """The vectors of (place, text) pairs, some texts at a time, in order. `place` is for messages.
@@ -158,6 +161,7 @@ class FeatureExtractor:
             check_same_count(len(chunk), ranks)
             if not chunk:
                 return
+            self._rows = len(chunk)
             own = chunk[split_evenly([1 + _characters(text) for _, text in chunk], ranks.size)[ranks.rank]]
             with ranks.alike():
                 vectors = self.extract([text for _, text in own], [place for place, _ in own])
@@ -311,8 +315,9 @@ class FeatureExtractor:
             spans = plan.spans[chosen] + np.repeat(batch.starts[:-1], counts)[:, None]
             vectors[chosen] = self._vectors(batch, spans[:, 0], spans[:, 1] - spans[:, 0]).cpu().numpy()
 
-        for _ in self.encoder.map(fill, self.encoder.batches(plan.sequences)):
-            pass
+        for batch, _ in self.encoder.map(fill, self.encoder.batches(plan.sequences)):
+            if self.on_rows is not None:
+                self.on_rows(self._rows * len(batch.numbers) / len(plan.sequences))
         return vectors
 
     @torch.inference_mode()
