@@ -15,6 +15,13 @@ def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
         raise UserError(f"{name}: {value!r} is not known; use one of {', '.join(allowed)}")
 
 
+def not_finite(what: str) -> UserError:
+    """For a model whose numbers are NaN or infinite: `what` of it, and where."""
+    return UserError(
+        f"{what} are not finite numbers; its training diverged (lower --learning-rate) or its weights are damaged"
+    )
+
+
 def why_out_of_memory(error: BaseException) -> str | None:
     """A sentence for the user when `error` says that memory ran out, on the CPU or a GPU; None otherwise."""
     # torch raises a RuntimeError on the CPU, an OutOfMemoryError of its own on CUDA; Arrow a MemoryError of its own

@@ -1,13 +1,14 @@
 """Products in 8 bits: the arithmetic they claim, rounding that makes up for itself, and models that hardly differ."""
 
 import copy
+import dataclasses
 import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from small_models import TOKENS, make_bert, save_pretrained
+from small_models import SMALL, TOKENS, make_bert, save_pretrained
 
 from bertsmith.errors import UserError
 from bertsmith.inference import int8, loaded
@@ -16,6 +17,7 @@ from bertsmith.inference.encoder import Encoder, InferenceBert, Sequences
 from bertsmith.inference.int8 import choose_int8, quantize, round_together
 from bertsmith.inference.loaded import LoadedModel, load
 from bertsmith.inference.products import MIDDLE, Int8Linear, Int8Weights, can_multiply_int8, can_pack
+from bertsmith.model.bert import BertModel, initialize_parameters
 from bertsmith.model.layers import Linear
 from bertsmith.tasks.model_folder import weights_sha256
 from bertsmith.text.tokenizer import BertTokenizer
@@ -130,7 +132,7 @@ def test_a_model_in_int8_is_near_and_says_so(
     rest = "bf16" if can_pack(torch.device("cpu"), torch.bfloat16) else "fp32"
     monkeypatch.setattr(loaded, "_faster_precision", lambda device: rest)
     model = load(minilm.folder, precision="int8")
-    assert model.precision == "int8"
+    assert model.precision == f"int8+{rest}"
     said = capsys.readouterr().err
     assert f"computes in int8 and {rest}" in said
     assert float(said.split("is 0.")[1].split()[0]) / 1e5 > 0.99
@@ -161,8 +163,15 @@ def test_a_model_that_diverged_is_refused(broken: float) -> None:
     bert = make_bert()
     with torch.no_grad():
         bert.encoder.layer[1].output.weight[3, 3] = broken
-    with pytest.raises(UserError, match="precision: int8 needs finite weights"):
+    with pytest.raises(UserError, match="precision: int8: the model's hidden states are not finite numbers"):
         choose_int8(bert, BertTokenizer(TOKENS))
+
+
+@multiplies
+def test_a_model_of_one_segment() -> None:
+    bert = BertModel(dataclasses.replace(SMALL, type_vocab_size=1))
+    initialize_parameters(bert, SMALL.initializer_range, 0)
+    assert len(choose_int8(bert, BertTokenizer(TOKENS))) == 3
 
 
 @multiplies

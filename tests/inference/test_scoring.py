@@ -7,11 +7,14 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
-from small_models import TOKENS, save_pretrained
+from small_models import SMALL, TOKENS, save_pretrained
 
 from bertsmith.errors import UserError
 from bertsmith.inference.loaded import LoadedModel, load
 from bertsmith.inference.scoring import score_file, score_pairs_file
+from bertsmith.model.bert import BertForPreTraining
+from bertsmith.model.weights import save_model
+from bertsmith.text.tokenizer import BertTokenizer
 
 TEXTS = ["the cat sat on a mat.", "", "running, seer!", "a", "the old house because", "zzz the"]
 
@@ -190,3 +193,16 @@ def test_the_output_is_checked_before_anything_is_scored(model: LoadedModel, tmp
 def test_what_is_unknown_is_refused(model: LoadedModel) -> None:
     with pytest.raises(UserError, match="within_word: 'hidden' is not known; use one of visible, mask"):
         model.score(["a"], "hidden")
+
+
+def test_a_model_that_diverged_is_refused(tmp_path: Path) -> None:
+    model = BertForPreTraining(SMALL).initialize(0)
+    with torch.no_grad():
+        model.mlm_head.bias[7] = float("nan")
+    save_model(tmp_path, model, "mlm+nsp")
+    BertTokenizer(TOKENS).save(tmp_path)
+    loaded = load(tmp_path, precision="fp32")
+    with pytest.raises(UserError, match="score: the model's log-probabilities are not finite numbers; its training"):
+        loaded.score(["the cat"])
+    with pytest.raises(UserError, match="fill: the model's probabilities are not finite numbers"):
+        loaded.fill(["the [MASK]"])

@@ -45,7 +45,7 @@ def open_encoder(model: str, device: str, precision: str, seed: int) -> tuple[En
         loaded = load(model, device, precision)
         return loaded.encoder, loaded.precision
     config = BertConfig.of_size(model, VOCAB_SIZE)
-    if precision == INT8:
+    if precision in INT8:
         raise UserError(f"--precision int8 is for a model folder; {model} has weights drawn at random")
     machine = prepare_machine(device, precision)
     bert = BertModel(config)
@@ -105,7 +105,7 @@ def benchmark_embedding(
     first = take()
     tokens = extractor.computed_tokens
     # products that are not of 8 bits are in the faster other precision, whose limit both are shares of
-    machine = prepare_machine(encoder.device.type, "auto" if resolved == INT8 else resolved)
+    machine = prepare_machine(encoder.device.type, INT8.get(resolved, resolved) or "auto")
     seconds = statistics.median(take() for _ in range(steps))
     lengths = np.array([len(text.split()) + 2 for text in made])
     assert tokens == lengths.sum()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bertsmith.errors import UserError, one_of
+from bertsmith.errors import UserError, not_finite, one_of
 from bertsmith.inference.encoder import Encoder, Sequences, TokenBatch, ranges
 from bertsmith.inference.vector_writer import Vectors
 from bertsmith.tasks.examples import EncodingReport
@@ -188,10 +188,7 @@ class FeatureExtractor:
         self.computed_tokens += len(plan.sequences.token_ids)
         vectors = self._compute(plan)
         if not np.isfinite(vectors).all():
-            raise UserError(
-                f"{places[0]} and on: the model's vectors are not finite numbers; its training diverged (lower "
-                "--learning-rate) or its weights are damaged"
-            )
+            raise not_finite(f"{places[0]} and on: the model's vectors")
         rows = int(plan.counts.sum())
         if len(plan.slots) > rows:  # windows of one text lie side by side
             firsts = np.flatnonzero(np.diff(plan.slots, prepend=-1))

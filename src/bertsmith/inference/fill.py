@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bertsmith.errors import UserError, one_of
+from bertsmith.errors import UserError, not_finite, one_of
 from bertsmith.hardware import PRECISIONS, choose_device
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.weights import find_model, load_model
@@ -114,6 +114,8 @@ def guess_masks(
     logits, _ = model.logits(ids, torch.zeros_like(ids), positions, starts, masked)  # (M, V)
     # rows of a padded word table past the vocabulary are no tokens
     shares = logits[:, : tokenizer.vocab_size].float().softmax(-1)
+    if not bool(shares.isfinite().all()):
+        raise not_finite("fill: the model's probabilities")
     best = shares.topk(min(top, tokenizer.vocab_size), -1)
     guesses = iter(zip(best.indices.tolist(), best.values.tolist(), strict=True))
     for row in rows:

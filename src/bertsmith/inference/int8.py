@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.demo_text import demo_text_paths
-from bertsmith.errors import UserError
+from bertsmith.errors import UserError, not_finite
 from bertsmith.hardware import int8_weight_bits
 from bertsmith.inference.encoder import Encoder, InferenceBert, Sequences, pack_sequences
 from bertsmith.inference.products import MIDDLE, Int8Weights, can_multiply_int8
@@ -29,8 +29,8 @@ from bertsmith.text.documents import ReadOptions, ReadReport
 from bertsmith.text.rows import read_rows
 from bertsmith.text.tokenizer import BertTokenizer
 
-INT8 = "int8"
-"""The name of this arithmetic where a precision is asked for."""
+INT8 = {"int8": None, "int8+fp32": "fp32", "int8+bf16": "bf16"}
+"""The names of this arithmetic where a precision is asked for, and what the rest computes in (None: the faster)."""
 # How far beyond what was seen a channel may go before it is cut off; codes are as much coarser.
 MARGIN = 1.1
 # How much of a channel's reach its weights take over.
@@ -64,10 +64,7 @@ def choose_int8(bert: BertModel, tokenizer: BertTokenizer, more: Sequence[str] =
     encoder = Encoder(InferenceBert(bert, torch.float32), tokenizer, device)
     norms = _norms_of(encoder, _passages(encoder, more))
     if not all(bool(norm.isfinite().all()) for norm in norms):
-        raise UserError(
-            "precision: int8 needs finite weights, and this model's hidden states are not finite numbers; its training "
-            "diverged (lower --learning-rate) or its weights are damaged"
-        )
+        raise not_finite("precision: int8: the model's hidden states")
     chosen = []
     with torch.inference_mode(), Progress("weights in 8 bits", len(bert.encoder.layer), "layers") as progress:
         for layer, first, second in zip(bert.encoder.layer, norms[::2], norms[1::2], strict=False):

@@ -8,6 +8,7 @@ same alone or in a batch (up to rounding, 1e-5 in fp32).
 import copy
 import functools
 import numbers
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from bertsmith.tasks.table import kind_of
 from bertsmith.tasks.task import Row, Task
 from bertsmith.text.tokenizer import BertTokenizer
 
+OWN, OWN_WORDS = 5, 20
 # Below this least cosine between their vectors, bf16 is not chosen although it is faster.
 LEAST_COSINE = 0.999
 _SAMPLE = (
@@ -66,13 +68,14 @@ def load(
     """Open a model folder (ours or any BERT of transformers'), or a run whose model is finished.
 
     `precision` auto: fp32, or bf16 where the machine multiplies it faster and vectors of a few sentences measure alike
-    (LEAST_COSINE); which, is said. int8: the faster of those, but more than half of the products in 8 bits (int8.py);
-    how alike that measures, is said. `threads`: PyTorch's threads on the CPU, for the whole process (None: as they are,
-    by default one a core, or OMP_NUM_THREADS).
+    (LEAST_COSINE); which, is said. int8: the faster of those (int8+fp32 and int8+bf16 choose), but half of the products
+    in 8 bits (int8.py); how alike that measures, is said. Deep copies and what is unpickled do without the 8 bits.
+    `threads`: PyTorch's threads on the CPU, for the whole process (None: as they are, by default one a core, or
+    OMP_NUM_THREADS).
 
     Raises UserError for a folder that cannot be opened and for options that are not known.
     """
-    one_of("precision", precision, ("auto", *PRECISIONS, INT8))
+    one_of("precision", precision, ("auto", *PRECISIONS, *INT8))
     if threads is not None:
         torch.set_num_threads(_count("threads", threads))
     bound_kernel_caches()
@@ -94,20 +97,21 @@ def load(
         precision = "fp32"
         if _faster_precision(where.type) == "bf16":
             used = InferenceBert(copy.deepcopy(model.bert), torch.bfloat16)
-            cosine = _measure_cosine(model.bert, used, tokenizer, where)
+            cosine = _measure_cosine(path, model.bert, used, tokenizer, where)
             precision = "bf16" if cosine >= LEAST_COSINE else "fp32"
             say(
                 f"{path}: computes in {precision}; bf16 is faster here, and the least cosine between its vectors and "
-                f"those of fp32 is {cosine:.5f} on {len(_SAMPLE)} sentences"
+                f"those of fp32 is {cosine:.5f} on a dozen texts"
             )
-    if precision == INT8:
+    if precision in INT8:
         int8 = choose_int8(model.bert, tokenizer, _SAMPLE)
-        rest = _faster_precision(where.type)
+        rest = INT8[precision] or _faster_precision(where.type)
+        precision = f"int8+{rest}"
         used = InferenceBert(copy.deepcopy(model.bert), PRECISIONS[rest], int8)
-        cosine = _measure_cosine(model.bert, used, tokenizer, where)
+        cosine = _measure_cosine(path, model.bert, used, tokenizer, where)
         say(
             f"{path}: computes in int8 and {rest}; the least cosine between its vectors and those of fp32 is "
-            f"{cosine:.5f} on {len(_SAMPLE)} sentences"
+            f"{cosine:.5f} on a dozen texts"
         )
         model.bert = used
     else:
@@ -122,12 +126,20 @@ def _faster_precision(device: str) -> str:
     return prepare_machine(device).precision
 
 
-def _measure_cosine(exact: BertModel, used: InferenceBert, tokenizer: BertTokenizer, device: torch.device) -> float:
-    """The least cosine between the vectors of _SAMPLE that `exact` makes in fp32 and those of `used`."""
+def _measure_cosine(
+    path: Path, exact: BertModel, used: InferenceBert, tokenizer: BertTokenizer, device: torch.device
+) -> float:
+    """The least cosine between the vectors that `exact` makes in fp32 and those of `used`: of _SAMPLE and of OWN texts.
+
+    The latter are of words that the vocabulary has: one of another language knows none of _SAMPLE's.
+    """
+    own = [token for token in tokenizer.tokens if token.isalpha()]
+    drawn = random.Random(0).sample(own, min(len(own), OWN * OWN_WORDS))
+    texts = [*_SAMPLE, *(" ".join(drawn[first : first + OWN_WORDS]) for first in range(0, len(drawn), OWN_WORDS))]
     both = []
     for bert in (InferenceBert(exact, torch.float32), used):
         extractor = FeatureExtractor(Encoder(bert, tokenizer, device), FeatureOptions(normalize=True))
-        both.append(extractor.extract(_SAMPLE, _SAMPLE).rows.astype(np.float64))
+        both.append(extractor.extract(texts, [str(path)] * len(texts)).rows.astype(np.float64))
     return float((both[0] * both[1]).sum(1).min())
 
 
@@ -159,8 +171,8 @@ def _missing_parts(
 class LoadedModel:
     """What `load` returns. Methods that need a part the folder lacks raise UserError naming it.
 
-    `folder`, `precision` (fp32, bf16, int8), `encoder` (with `tokenizer`, `config`, `device`), `task` (None where it
-    was not fine-tuned), `why_not`: what is said where a part is missing.
+    `folder`, `precision` (fp32, bf16, int8+fp32 or int8+bf16), `encoder` (with `tokenizer`, `config`, `device`), `task`
+    (None where it was not fine-tuned), `why_not`: what is said where a part is missing.
     """
 
     def __init__(

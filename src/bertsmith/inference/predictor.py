@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bertsmith.errors import UserError
+from bertsmith.errors import not_finite
 from bertsmith.inference.streams import map_on_threads, threads_on
 from bertsmith.model.task_model import BertForTask
 from bertsmith.tasks.batches import TOKENS_AT_ONCE, group_for_threads, pack_examples
@@ -65,10 +65,7 @@ def predict_encoded(
     for example, sequences in zip(examples, encoded, strict=True):
         scores = [next(logits) for _ in sequences]
         if not all(np.isfinite(part).all() for part in scores):
-            raise UserError(
-                f"{example.place}: the model's scores are not finite numbers; its training diverged (lower "
-                "--learning-rate) or its weights are damaged"
-            )
+            raise not_finite(f"{example.place}: the model's scores")
         rows.append(task.decode(example, sequences, scores))
     return rows
 

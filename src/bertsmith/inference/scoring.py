@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bertsmith.errors import UserError, one_of
+from bertsmith.errors import UserError, not_finite, one_of
 from bertsmith.inference.embed import check_output, check_rows, read_text_rows, say_empty, say_losses
 from bertsmith.inference.encoder import Encoder, Sequences, pack_sequences, ranges
 from bertsmith.inference.features import split_chunks
@@ -83,6 +83,8 @@ class SentenceScorer:
             return found
 
         for chosen, scores in self.encoder.map(compute, self.encoder.group(sequences.lengths[owners].tolist())):
+            if not np.isfinite(scores).all():
+                raise not_finite("score: the model's log-probabilities")
             np.add.at(sums, owners[chosen], scores)
         for total, tokens in zip(sums.tolist(), lengths.tolist(), strict=True):
             # the sum over no token, 0, would be better than any sentence's

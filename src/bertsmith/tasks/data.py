@@ -262,18 +262,20 @@ def label_names(example: Example) -> tuple[str, ...]:
 def check_label_names(first: Mapping[str, str]) -> None:
     """Raise UserError for labels that look alike and are not; `first`: the place where each was first met.
 
-    Blanks around a label, and a letter and its accent as one character or as two, are slips that nobody sees on the
-    screen: half of a class would be learnt as another one. Names of one number ("1", "1.0", "01") can be seen, and may
-    be meant: they are said.
+    Blanks around a label or of another kind, letters of no width, and a letter and its accent as one character or as
+    two, are slips that nobody sees on the screen: half of a class would be learnt as another one. Names of one number
+    ("1", "1.0", "01") can be seen, and may be meant: they are said.
     """
     problems = Problems("labels that look alike would be learnt as two classes; write each in one way")
     looks: dict[str, str] = {}
     numbers: dict[float, str] = {}
     for name, place in first.items():
-        other = looks.setdefault(unicodedata.normalize("NFC", name.strip()), name)
+        # blanks of every kind as one, and without characters that take no place (zero-width spaces, direction marks)
+        shown = "".join(letter for letter in name if unicodedata.category(letter) != "Cf")
+        other = looks.setdefault(unicodedata.normalize("NFC", " ".join(shown.split())), name)
         if other != name:
             # as they are printed, the two forms of one letter are the same
-            show = repr if other.strip() == name.strip() else ascii
+            show = repr if other.strip(" ") == name.strip(" ") else ascii
             problems.add(place, f"label {show(name)} looks like {show(other)}, first at {first[other]}")
         elif NUMBER.fullmatch(name) and (other := numbers.setdefault(float(name), name)) != name:
             say(f"warning: {place}: label {name!r} is the same number as {other!r}, first at {first[other]}; they are "

@@ -299,13 +299,13 @@ def share_settings(kind: type[Settings], make: Callable[[], Settings], ranks: Ra
 
 
 def make_alike(make: Callable[[str], Made], precision: str, ranks: Ranks) -> Made:
-    """`make(precision)` on every rank; "auto" becomes on all what the first one finds it to be.
+    """`make(precision)` on every rank; "auto", and "int8" with it, becomes on all what the first one finds it to be.
 
     Raises UserError, on all alike, as `make` does.
     """
     made: Made | None = None
     with ranks.alike():
-        if precision != "auto" or ranks.is_first:
+        if precision not in ("auto", "int8") or ranks.is_first:
             made = make(precision)
     found = ranks.share(None if made is None else made.precision)
     with ranks.alike():
