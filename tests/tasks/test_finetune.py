@@ -6,6 +6,7 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,42 @@ def test_best_and_last(
     assert torch.equal(kept["classifier.weight"], seen[step])
     lines = [line for line in log_lines(tmp_path / "run") if "dev_accuracy" in line]
     assert [(line["step"], line["dev_accuracy"]) for line in lines] == [(2, 0.2), (4, 0.9), (6, 0.9), (8, 0.4)]
+
+
+def test_an_evaluation_of_one_class_never_wins(
+    model: Path, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On unbalanced classes it may score higher than one that has begun to learn; among equals the score decides."""
+    found = iter(((0.94, True), (0.8, False), (0.9, False), (0.95, True)))
+    score_split = loop.score_split
+
+    def scored(*arguments: Any) -> Any:
+        scorer: Any = score_split(*arguments)
+        accuracy, degenerate = next(found)
+        metrics = {**scorer.compute(), "accuracy": accuracy}
+        return SimpleNamespace(compute=lambda: metrics, one_class_only=degenerate, details=scorer.details)
+
+    monkeypatch.setattr(loop, "score_split", scored)
+    options: dict[str, Any] = {"epochs": 2, "batch_size": 6, "eval__every": 2}
+    summary = tune(tmp_path / "run", "classify", model, *files["classify"], **options)
+    assert (summary["runs"][0]["best_step"], summary["dev"]["accuracy"]) == (6, 0.9)
+    assert summary["degenerate_runs"] == 0
+
+
+def test_a_run_of_one_class_never_wins(
+    model: Path, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_one = runs.run_one
+    found = iter(((0.94, True), (0.9, False), (0.95, True)))
+
+    def scored(*arguments: Any) -> dict[str, Any]:
+        result = run_one(*arguments)
+        result["dev"]["accuracy"], result["degenerate"] = next(found)
+        return result
+
+    monkeypatch.setattr(runs, "run_one", scored)
+    summary = tune(tmp_path / "run", "classify", model, *files["classify"], seeds=3, epochs=1)
+    assert (summary["best_run"]["seed"], summary["best"]) == (1, 0.9)
 
 
 def test_without_eval_every_it_is_after_each_epoch(model: Path, files: Files, tmp_path: Path) -> None:

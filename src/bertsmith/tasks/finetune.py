@@ -24,7 +24,7 @@ from bertsmith.progress import say
 from bertsmith.tasks.batches import pack_examples, pack_nothing, split_for_ranks
 from bertsmith.tasks.data import Split, TaskData
 from bertsmith.tasks.examples import EncodedSequence
-from bertsmith.tasks.run_state import RunPlan, best_weights, drop_other_weights, find_start, save_weights
+from bertsmith.tasks.run_state import RunPlan, best_weights, drop_other_weights, find_start, merit, save_weights
 from bertsmith.tasks.seen_words import WORDS, SeenWords
 from bertsmith.tasks.settings import FinetuneSettings
 from bertsmith.tasks.task import Scorer, Task
@@ -144,17 +144,19 @@ def finetune_once(
 
         def evaluate_dev() -> None:
             scorers = {name: score_split(task, model, split, device, ranks) for name, split in data.dev.items()}
-            merged = ranks.share(merge_dev({name: scorer.compute() for name, scorer in scorers.items()}))
-            is_best = all(merged[task.metric] > earlier["dev"][task.metric] for earlier in state.history)
+            first = next(iter(scorers.values()))
+            found = merge_dev({name: scorer.compute() for name, scorer in scorers.items()}), first.one_class_only
+            merged, degenerate = ranks.share(found)
             entry = {"step": state.step, "epoch": state.step / steps_an_epoch, "dev": merged}
+            candidate = entry | {"degenerate": degenerate}
+            is_best = state.best is None or merit(candidate, task.metric) > merit(state.best, task.metric)
             state.history.append(entry)
             log.write(state.step, {f"dev_{name}": value for name, value in merged.items()} | {"seconds": state.seconds})
             shown = ", ".join(f"{name} {value:.4g}" for name, value in merged.items() if name in shown_metrics(task))
             note = "  (best so far)" if is_best and settings.keep == "best" else ""
             line.say(f"step {state.step:,}/{steps:,}: dev {shown}{note}")
             if is_best if settings.keep == "best" else state.step == steps:
-                first = next(iter(scorers.values()))
-                state.best = entry | {"degenerate": first.one_class_only, "details": first.details()}
+                state.best = candidate | {"details": first.details()}
                 if ranks.is_first:
                     save_weights(best_weights(folder, state.step), model)
                     drop_other_weights(folder, [state.step, *needed])

@@ -131,6 +131,15 @@ def load_best(path: Path, model: BertForTask) -> None:
     model.load_state_dict(load_file(path))
 
 
+def merit(evaluation: dict[str, Any], metric: str) -> tuple[bool, float]:
+    """What evaluations, and results of runs, are chosen by: the greater is the better.
+
+    One that predicts a single class is never better than one that does not: where classes are unbalanced, to have
+    learnt nothing may score higher than to have begun to learn.
+    """
+    return not evaluation["degenerate"], evaluation["dev"][metric]
+
+
 def read_result(folder: Path) -> dict[str, Any] | None:
     """The result of a finished run in `folder`; None when it is not finished."""
     path = folder / "result.json"

@@ -26,7 +26,15 @@ from bertsmith.tasks.finetune import finetune_once
 from bertsmith.tasks.model_folder import empty_model, open_tokenizer, save_task_model, start_model, weights_sha256
 from bertsmith.tasks.pictures import plot_confusion
 from bertsmith.tasks.registry import make_task
-from bertsmith.tasks.run_state import RunPlan, best_weights, check_inputs, drop_other_weights, load_best, read_result
+from bertsmith.tasks.run_state import (
+    RunPlan,
+    best_weights,
+    check_inputs,
+    drop_other_weights,
+    load_best,
+    merit,
+    read_result,
+)
 from bertsmith.tasks.settings import PAPER_GRID, FinetuneSettings
 from bertsmith.tasks.task import to_weights
 from bertsmith.training.metrics_log import plot_loss
@@ -84,7 +92,7 @@ def _finetune(settings: FinetuneSettings, out: Path, ranks: Ranks) -> dict[str, 
         with ranks.alike():
             check_inputs(result["inputs_sha256"], inputs, folder)
         results.append(result)
-        better = result["dev"][metric] > results[best]["dev"][metric]
+        better = merit(result, metric) > merit(results[best], metric)
         if ranks.is_first:
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
             drop_other_weights(folder, [result["best_step"]])
