@@ -53,7 +53,9 @@ def finetune(kind: str, model: Path, files: Files, out: Path, *more: object) -> 
 def test_from_training_to_predictions(model: Path, files: Files, tmp_path: Path) -> None:
     shown = finetune("classify", model, files, tmp_path / "run", "--epochs", 6)
     assert shown.code == 0, shown.err
-    assert re.search(r"^seed 0, rate 0\.005: accuracy [\d.]+  f1 [\d.]+  matthews [\d.]+$", shown.out, re.MULTILINE)
+    scores = r"^seed 0, rate 0\.005: accuracy [\d.]+  f1 [\d.]+  macro_f1 [\d.]+  matthews [\d.]+$"
+    assert re.search(scores, shown.out, re.MULTILINE)
+    assert shown.err.count("f1 is that of label 'pos'") == 1
     assert re.search(r"^  neg +precision [\d.]+  recall [\d.]+  f1 [\d.]+  \(12\)$", shown.out, re.MULTILINE)
     assert shown.out.endswith(f"the model is {tmp_path / 'run' / 'model'}\n")
     summary = finetune("classify", model, files, tmp_path / "run", "--epochs", 6, "--json").json

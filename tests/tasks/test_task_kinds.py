@@ -87,7 +87,7 @@ def test_classes(tokenizer: BertTokenizer) -> None:
     assert scorer.compute() == {}
     scorer.add([text("pos"), text("neg"), text("neg")], [{"label": "pos"}] * 3)
     assert scorer.one_class_only
-    assert scorer.compute() == pytest.approx({"accuracy": 1 / 3, "f1": 0.5, "matthews": 0})
+    assert scorer.compute() == pytest.approx({"accuracy": 1 / 3, "f1": 0.5, "macro_f1": 0.25, "matthews": 0})
     scorer.add([text("neg")], [{"label": "neg"}])
     assert not scorer.one_class_only
     assert scorer.details()["confusion"] == [[1, 2], [0, 1]]

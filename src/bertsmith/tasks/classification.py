@@ -114,6 +114,12 @@ class ClassifyTask(TextTask):
     def outputs(self) -> int:
         return len(self.spec.labels)
 
+    @property
+    def positive(self) -> str | None:
+        """Of two classes, the one that f1 is of: "1", else the last."""
+        labels = self.spec.labels
+        return None if len(labels) != 2 else "1" if "1" in labels else labels[1]
+
     def learn_labels(self, examples: Iterator[TextExample]) -> tuple[str, ...]:
         found = {str(example.label) for example in examples}
         return sort_labels(found) if self.glue is None or self.glue.labels is None else self.glue.labels
@@ -138,9 +144,8 @@ class ClassifyTask(TextTask):
 
 class _ClassScorer:
     def __init__(self, task: ClassifyTask) -> None:
-        positive = "1" if "1" in task.spec.labels and len(task.spec.labels) == 2 else None
         self.task = task
-        self.metrics = ClassificationMetrics(task.spec.labels, positive)
+        self.metrics = ClassificationMetrics(task.spec.labels, task.positive)
 
     def add(self, examples: Sequence[TextExample], rows: Sequence[Row]) -> None:
         ids = self.task.ids

@@ -48,7 +48,7 @@ class ClassificationMetrics:
         self._pairs.update((true * len(self.labels) + predicted).tolist())
 
     def compute(self) -> dict[str, float]:
-        """accuracy, f1 (of the positive of two classes) or macro_f1, matthews; {} before the first example.
+        """accuracy, f1 (of the positive one, where there are two classes), macro_f1, matthews; {} before any example.
 
         macro_f1 is the mean over the classes that occur, as predictions or in truth (scikit-learn's default). Where a
         number is undefined, as the correlation of predictions of one class, it is 0.
@@ -58,18 +58,17 @@ class ClassificationMetrics:
         from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
         true, predicted, weight = self._weighted_pairs()
-        if self.positive is None:
-            name = "macro_f1"
-            f1 = f1_score(true, predicted, average="macro", sample_weight=weight, zero_division=0)
-        else:
-            name, of = "f1", self.labels.index(self.positive)
-            f1 = f1_score(true, predicted, labels=[of], average=None, sample_weight=weight, zero_division=0)[0]
+        f1 = {"macro_f1": f1_score(true, predicted, average="macro", sample_weight=weight, zero_division=0)}
+        if self.positive is not None:
+            of = [self.labels.index(self.positive)]
+            by_class = f1_score(true, predicted, labels=of, average=None, sample_weight=weight, zero_division=0)
+            f1 = {"f1": by_class[0]} | f1
         with warnings.catch_warnings():  # scikit-learn warns where there is one class only
             warnings.simplefilter("ignore")
             matthews = matthews_corrcoef(true, predicted, sample_weight=weight)
         return {
             "accuracy": float(accuracy_score(true, predicted, sample_weight=weight)),
-            name: float(f1),
+            **{name: float(value) for name, value in f1.items()},
             "matthews": _number(matthews),
         }
 

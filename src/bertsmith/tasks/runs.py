@@ -20,7 +20,7 @@ from bertsmith.model.weights import find_model, read_config
 from bertsmith.options import settings_to_toml
 from bertsmith.progress import say
 from bertsmith.storage import write_text
-from bertsmith.tasks.classification import MultilabelTask
+from bertsmith.tasks.classification import ClassifyTask, MultilabelTask
 from bertsmith.tasks.data import TaskData, open_task_data
 from bertsmith.tasks.finetune import finetune_once
 from bertsmith.tasks.model_folder import empty_model, open_tokenizer, save_task_model, start_model, weights_sha256
@@ -78,6 +78,9 @@ def _finetune(settings: FinetuneSettings, out: Path, ranks: Ranks) -> dict[str, 
     processes = f"{ranks.size} processes, each on " if ranks.size > 1 else ""
     runs = f"{len(plans)} run{'s' * (len(plans) > 1)}"
     say(f"{processes}{machine.describe()}; {len(data.train):,} training examples, {runs}")
+
+    if isinstance(data.task, ClassifyTask) and data.task.glue is None and data.task.positive is not None:
+        say(f"f1 is that of label {data.task.positive!r}, macro_f1 the mean of both labels'")
 
     results: list[dict[str, Any]] = []
     best = 0  # the number of the best run so far: the only one whose weights stay on disk
