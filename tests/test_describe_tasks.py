@@ -7,7 +7,7 @@ from bertsmith.tasks.run_state import read_result
 from bertsmith.tasks.runs import finetune
 from bertsmith.tasks.settings import FinetuneSettings
 from command_line import bertsmith
-from made_tasks import make_model, write_task
+from made_tasks import make_model, tune, write_task
 
 
 def test_a_fine_tuning_its_model_and_an_export(tmp_path: Path) -> None:
@@ -24,6 +24,7 @@ def test_a_fine_tuning_its_model_and_an_export(tmp_path: Path) -> None:
         result = read_result(run / "runs" / name)
         assert result is not None
         assert metrics == result["dev"]
+    assert described["last_evaluation"]["dev_accuracy"] == metrics["accuracy"]  # of the run that was made last
     model = describe_path(run / "model")
     assert model["task"]["name"] == "classify"
     assert list(model["task"]["labels"]) == summary["labels"]
@@ -32,6 +33,19 @@ def test_a_fine_tuning_its_model_and_an_export(tmp_path: Path) -> None:
     assert describe_path(out)["kind"] == "export"
     told = bertsmith("predict", out, "--input", dev, "--output", tmp_path / "p.csv").mistake
     assert "is an exported model" in told or "was not fine-tuned" in told
+
+
+def test_a_finished_fine_tuning_shows_how_far_it_went(tmp_path: Path) -> None:
+    train, dev = write_task(tmp_path, "classify")
+    run = tmp_path / "run"
+    tune(run, "classify", make_model(tmp_path / "model"), train, dev, epochs=1)
+    described, result = describe_path(run), read_result(run)
+    assert result is not None
+    assert described["step"] == described["last_metrics"]["step"] == result["steps"] > 0
+    assert described["newest_checkpoint"] is None
+    evaluation = {f"dev_{name}": value for name, value in result["history"][-1]["dev"].items()}
+    assert evaluation.items() <= described["last_evaluation"].items()
+    assert described["last_evaluation"]["step"] == result["steps"]
 
 
 def test_other_models_have_no_task(tmp_path: Path) -> None:

@@ -151,12 +151,19 @@ def _describe_run(folder: Path) -> dict[str, Any]:
     from bertsmith.training.metrics_log import read_metrics
 
     settings = dict(load_recipe(folder / "config.toml"))
-    metrics = read_metrics(folder) if (folder / "metrics.jsonl").is_file() else []
+    # of several runs of a fine-tuning, the one that was last at work
+    logs = [folder / "metrics.jsonl", *sorted(folder.glob("runs/*/metrics.jsonl"))]
+    log = max((log for log in logs if log.is_file()), key=lambda log: log.stat().st_mtime_ns, default=logs[0])
+    metrics = read_metrics(log.parent) if log.is_file() else []
     training = [line for line in metrics if line.get("loss") is not None]
-    evaluations = [line for line in metrics if line.get("eval_loss") is not None]
-    newest, broken = _find_checkpoint(folder / "checkpoints")
+    evaluations = [
+        line for line in metrics if line.get("eval_loss") is not None or any(name.startswith("dev_") for name in line)
+    ]
+    newest, broken = _find_checkpoint(log.parent / "checkpoints")
+    # a fine-tuning that is finished keeps no checkpoint
+    finished = metrics[-1]["step"] if metrics and (log.parent / "result.json").is_file() else 0
     return {
-        "step": 0 if newest is None else newest.step,
+        "step": finished if newest is None else newest.step,
         "newest_checkpoint": None if newest is None else str(newest.folder),
         "broken_checkpoints": broken,
         "finished_model": str(folder / "model") if (folder / "model").is_dir() else None,
