@@ -61,6 +61,21 @@ def test_rows_in_rows_out(tuned: Tuned, tmp_path: Path, ending: str) -> None:
         assert row["scores"] == pytest.approx(alone["scores"], abs=1e-6)
 
 
+def test_empty_texts_are_counted_and_said(tuned: Tuned, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A row each, as for any text; of a pair, one that is empty is enough."""
+    lines, pairs = tmp_path / "in.txt", tmp_path / "pairs.csv"
+    lines.write_text("a good film\n\n \t\nthe day\n", encoding="utf-8")
+    write_rows(pairs, ("sentence1", "sentence2"), [("anna lives", "anna works"), ("anna lives", " ")])
+    for kind, source, rows, empty, first in (("classify", lines, 4, 2, 2), ("pairs", pairs, 2, 1, 3)):
+        summary = predict_file(tuned(kind), str(source), tmp_path / "out.jsonl", "cpu", "fp32")
+        assert (summary["rows"], len(rows_of(tmp_path / "out.jsonl")), summary["empty_texts"]) == (rows, rows, empty)
+        warning = f"warning: {source.name}: empty_texts {empty}; see {source}:{first} (empty_texts)"
+        assert capfd.readouterr().err.count(warning) == 1
+    lines.write_text("a good film\n", encoding="utf-8")
+    assert predict_file(tuned("classify"), str(lines), tmp_path / "out.jsonl", "cpu", "fp32")["empty_texts"] == 0
+    assert "empty_texts" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("label", ["-1", "?", "", "some other class", "1;2"])
 @pytest.mark.parametrize("kind", ["classify", "regress", "multilabel"])
 def test_labels_are_not_looked_at(tuned: Tuned, tmp_path: Path, kind: str, label: str) -> None:

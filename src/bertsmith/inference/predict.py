@@ -105,6 +105,7 @@ def predict_file(
         "truncated_tokens": report.truncated_tokens,
         "windowed": report.windowed,
         "unknown_rate": report.as_dict()["unknown_rate"],
+        **({"empty_texts": report.notes.get("empty_texts", 0)} if task.head == "sequence" else {}),
         **({"questions_cut": report.notes.get("questions_cut", 0)} if task.head == "span" else {}),
         "seconds": time.monotonic() - begun,
         "output": str(output),

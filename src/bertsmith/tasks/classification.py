@@ -86,6 +86,9 @@ class TextTask(Task):
     ) -> list[list[EncodedSequence]]:
         long: Any = self.spec.long
         encoded = encode_texts(examples, self.tokenizer, self.spec.max_length, long, report)
+        for example in examples:
+            if not example.text.strip() or (example.pair is not None and not example.pair.strip()):
+                report.note("empty_texts", 1, example.place)
         if train:
             for example, sequences in zip(examples, encoded, strict=True):
                 target = self.target(example)
