@@ -149,7 +149,7 @@ def finetune_once(
             merged, degenerate = ranks.share(found)
             entry = {"step": state.step, "epoch": state.step / steps_an_epoch, "dev": merged}
             candidate = entry | {"degenerate": degenerate}
-            is_best = state.best is None or merit(candidate, task.metric) > merit(state.best, task.metric)
+            is_best = state.best is None or merit(candidate, task) > merit(state.best, task)
             state.history.append(entry)
             log.write(state.step, {f"dev_{name}": value for name, value in merged.items()} | {"seconds": state.seconds})
             shown = ", ".join(f"{name} {value:.4g}" for name, value in merged.items() if name in shown_metrics(task))

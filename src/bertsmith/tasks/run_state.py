@@ -13,6 +13,8 @@ from bertsmith.errors import UserError
 from bertsmith.model.task_model import BertForTask
 from bertsmith.progress import say
 from bertsmith.storage import atomic_file
+from bertsmith.tasks.table import TEXT_KINDS
+from bertsmith.tasks.task import Task
 from bertsmith.training.checkpoint import Checkpoint, find_newest_checkpoint
 from bertsmith.training.ranks import Ranks
 
@@ -131,13 +133,15 @@ def load_best(path: Path, model: BertForTask) -> None:
     model.load_state_dict(load_file(path))
 
 
-def merit(evaluation: dict[str, Any], metric: str) -> tuple[bool, float]:
+def merit(evaluation: dict[str, Any], task: Task) -> tuple[bool, float]:
     """What evaluations, and results of runs, are chosen by: the greater is the better.
 
-    One that predicts a single class is never better than one that does not: where classes are unbalanced, to have
-    learnt nothing may score higher than to have begun to learn.
+    On labels of one's own one that predicts a single class is never better than one that does not: where classes are
+    unbalanced, to have learnt nothing may score higher than to have begun to learn. A published task is about its
+    metric.
     """
-    return not evaluation["degenerate"], evaluation["dev"][metric]
+    has_learnt = not evaluation["degenerate"] or task.spec.name not in TEXT_KINDS
+    return has_learnt, evaluation["dev"][task.metric]
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:

@@ -84,7 +84,6 @@ def _finetune(settings: FinetuneSettings, out: Path, ranks: Ranks) -> dict[str, 
 
     results: list[dict[str, Any]] = []
     best = 0  # the number of the best run so far: the only one whose weights stay on disk
-    metric = data.task.metric
     folders = [run_folder(plan, plans, out) for plan in plans]
     for number, (plan, folder) in enumerate(zip(plans, folders, strict=True)):
         result = ranks.share(read_result(folder) if ranks.is_first else None)
@@ -95,7 +94,7 @@ def _finetune(settings: FinetuneSettings, out: Path, ranks: Ranks) -> dict[str, 
         with ranks.alike():
             check_inputs(result["inputs_sha256"], inputs, folder)
         results.append(result)
-        better = merit(result, metric) > merit(results[best], metric)
+        better = merit(result, data.task) > merit(results[best], data.task)
         if ranks.is_first:
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
             drop_other_weights(folder, [result["best_step"]])
