@@ -58,6 +58,25 @@ def test_folders(files: Files, tmp_path: Path) -> None:
         find_files(make_settings("classify", Path("m"), data=tmp_path / "notes.txt"))
 
 
+def test_folders_with_the_official_files_of_squad(tmp_path: Path) -> None:
+    def found(task: str) -> list[str]:
+        made = find_files(make_settings(task, Path("m"), data=tmp_path))
+        return [Path(path).name for path in (made.train, made.dev["dev"])]
+
+    for name in ("train-v1.1.json", "dev-v1.1.json.gz", "train-v2.0.json"):
+        (tmp_path / name).touch()
+    assert found("squad1") == ["train-v1.1.json", "dev-v1.1.json.gz"]
+    with pytest.raises(UserError, match=r"holds no file called dev \(or dev-v2\.0\) with one of the endings"):
+        found("squad2")
+    (tmp_path / "dev-v2.0.json").touch()
+    assert found("squad2") == ["train-v2.0.json", "dev-v2.0.json"]
+    with pytest.raises(UserError, match="holds no file called train with"):
+        found("classify")
+    # the plain name is what the person wrote for us
+    (tmp_path / "train.json").touch()
+    assert found("squad2") == ["train.json", "dev-v2.0.json"]
+
+
 def test_glue_folders(tmp_path: Path) -> None:
     glue = write_glue(tmp_path / "glue")
 

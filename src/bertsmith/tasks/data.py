@@ -30,6 +30,8 @@ from bertsmith.text.tokenizer import BertTokenizer
 _CHUNK = 1024
 _ENDINGS = (".tsv", ".csv", ".jsonl", ".json", ".parquet", ".conll", ".txt")
 _PART_NAMES = {"train": ("train",), "dev": ("dev", "valid", "validation", "val"), "test": ("test",)}
+# beside these, the names that SQuAD's own files have: train-v1.1.json, dev-v2.0.json
+_SQUAD_VERSIONS = {"squad1": "v1.1", "squad2": "v2.0"}
 # notes that need no warning: lines that are meant to be no words
 _NO_LOSS = ("docstart_line", "comment")
 
@@ -93,15 +95,20 @@ def find_files(settings: FinetuneSettings) -> TaskFiles:
 
 
 def _find_own_files(folder: Path, settings: FinetuneSettings) -> TaskFiles:
-    parts = {part: _find_part(folder, names) for part, names in _PART_NAMES.items()}
+    names = dict(_PART_NAMES)
+    if version := _SQUAD_VERSIONS.get(task_name(settings.task)):
+        names |= {part: (*names[part], f"{part}-{version}") for part in ("train", "dev")}
+    parts = {part: _find_part(folder, names[part]) for part in _PART_NAMES}
     for part, wanted in (("dev", settings.dev), ("test", settings.test)):
         if wanted is not None:
             parts[part] = wanted
     train, dev, test = (parts[part] for part in _PART_NAMES)
     if train is None or dev is None:
+        missing = "train" if train is None else "dev"
+        official = f" (or {missing}-{version})" if version else ""
         raise UserError(
-            f"{folder}: holds no file called {'train' if train is None else 'dev'} with one of the endings "
-            f"{', '.join(_ENDINGS)}; name the files with --train and --dev"
+            f"{folder}: holds no file called {missing}{official} with one of the endings {', '.join(_ENDINGS)}; name "
+            "the files with --train and --dev"
         )
     return TaskFiles(train, {"dev": dev}, {} if test is None else {"test": test})
 
