@@ -152,7 +152,7 @@ def test_rows_with_a_line_end_in_a_question_are_whole(tmp_path: Path, capsys: py
 @pytest.mark.parametrize(
     ("task", "rows", "told"),
     [
-        ("sst-2", ["sentence label", "a 1", "b", "c 0"], "train.tsv:3: 1 cells where 2 are expected"),
+        ("sst-2", ["sentence label", "a 1", "b", "c 0"], "train.tsv:3: 1 cell where 2 are expected"),
         ("sst-2", ["sentence label", "a 1", "b 1 c"], "train.tsv:3: 3 cells where 2 are expected"),
         ("rte", ["index sentence1 sentence2 label", "0 a b", "1 a b entailment"], "train.tsv:2: 3 cells where 4 are"),
         ("rte", ["index sentence1 sentence2 label", "0 a"], "train.tsv:2: 2 cells where 4 are expected"),

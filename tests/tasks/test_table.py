@@ -154,8 +154,9 @@ def test_half_characters_of_json_are_replaced_and_counted(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("x.csv", "text,label\na,b\nc\n", "x.csv:3: 1 cells where the first row names 2 columns"),
+        ("x.csv", "text,label\na,b\nc\n", "x.csv:3: 1 cell where the first row names 2 columns; a comma is missing"),
         ("x.csv", "text,label\na,b\n\nc, d, e\n", "x.csv:4: 3 cells where the first row names 2 columns; put quotes"),
+        ("x.tsv", "text\tlabel\na\n", "x.tsv:2: 1 cell where the first row names 2 columns; a tab is missing"),
         ("x.tsv", "text\tlabel\na\tb\tc\n", "x.tsv:2: 3 cells where the first row names 2 columns; take out stray"),
         ("x.csv", 'text,label\n"a" b,c\n', "x.csv:2: broken CSV row"),
         ("x.csv", 'text,label\n"a,b\nc,d\n', "x.csv: line 2: a quote opened in this row is never closed"),

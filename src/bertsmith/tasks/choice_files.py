@@ -24,7 +24,7 @@ from bertsmith.tasks.table import (
 )
 from bertsmith.text.documents import ReadOptions, ReadReport, join_names
 from bertsmith.text.readers import detect_kind
-from bertsmith.text.tables import RowFile, tsv_rows
+from bertsmith.text.tables import RowFile, count_cells, tsv_rows
 
 SWAG_ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 SWAG_COLUMNS = ("sent1", "sent2", *SWAG_ENDINGS)
@@ -145,7 +145,7 @@ def read_codah(
     def rows() -> Iterator[TableRow]:
         for line, cells in tsv_rows(file):
             if len(cells) != CODAH_CELLS:
-                raise UserError(f"{path}:{line}: {len(cells)} cells where CODAH has {CODAH_CELLS}; mend the row")
+                raise UserError(f"{path}:{line}: {count_cells(cells)} where CODAH has {CODAH_CELLS}; mend the row")
             yield TableRow(line, dict(zip(names, cells, strict=True)))
 
     def read_row(row: TableRow) -> tuple[str, tuple[str, ...], Any]:

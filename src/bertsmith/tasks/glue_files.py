@@ -12,7 +12,7 @@ from bertsmith.errors import UserError, one_of
 from bertsmith.tasks.examples import Label, TextExample
 from bertsmith.tasks.table import Problems, StrictReport, read_label, shorten
 from bertsmith.text.documents import ReadOptions, ReadReport, join_names
-from bertsmith.text.tables import RowFile, tsv_rows
+from bertsmith.text.tables import RowFile, count_cells, tsv_rows
 
 SPLIT_KINDS = ("train", "dev", "test")
 NO_GOLD_LABEL = "-"
@@ -242,7 +242,7 @@ def _whole_rows(
             read += 1
         if len(row) != width:
             raise UserError(
-                f"{path}:{first}: {len(cells)} cells where {width} are expected; the columns are separated by tabs, "
+                f"{path}:{first}: {count_cells(cells)} where {width} are expected; the columns are separated by tabs, "
                 "and nothing is quoted"
             )
         if read > 1:

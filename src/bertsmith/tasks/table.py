@@ -19,7 +19,16 @@ from bertsmith.tasks.examples import Label, TaggedExample, TextExample
 from bertsmith.text.documents import REPLACEMENT, SURROGATES, ReadOptions, ReadReport, join_names
 from bertsmith.text.readers import check_parquet, detect_kind
 from bertsmith.text.rows import ROW_FORMATS, EveryRow
-from bertsmith.text.tables import RowFile, csv_rows, json_rows, near_names, open_parquet_file, parquet_rows, tsv_rows
+from bertsmith.text.tables import (
+    RowFile,
+    count_cells,
+    csv_rows,
+    json_rows,
+    near_names,
+    open_parquet_file,
+    parquet_rows,
+    tsv_rows,
+)
 
 TEXT_KINDS = ("classify", "pairs", "regress", "multilabel")
 PAIR_COLUMNS = ("sentence1", "sentence2")
@@ -154,9 +163,13 @@ class Table:
         places = [(name, self.columns.index(name)) for name in wanted]
         for line, values in drop_blank_lines(self.lines, width):
             if len(values) != width:
+                csv = self.kind == "csv"
+                advice = f"a {'comma' if csv else 'tab'} is missing"
+                if len(values) > width:
+                    advice = "put quotes around cells that hold commas" if csv else "take out stray tabs"
                 raise UserError(
-                    f"{self.path}:{line}: {len(values)} cells where the first row names {width} columns; "
-                    + ("put quotes around cells that hold commas" if self.kind == "csv" else "take out stray tabs")
+                    f"{self.path}:{line}: {count_cells(values)} where the first row names {width} "
+                    f"column{'s' * (width != 1)}; {advice}"
                 )
             yield TableRow(line, {name: values[index] for name, index in places})
 

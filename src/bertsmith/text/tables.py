@@ -25,6 +25,11 @@ RETURN = "\udc0d"
 """Stands for `\\r` inside `RowDecoder`; a lone surrogate, which decoding never gives."""
 
 
+def count_cells(cells: Sequence[Any]) -> str:
+    """`1 cell`, `2 cells`."""
+    return f"{len(cells)} cell{'s' * (len(cells) != 1)}"
+
+
 class MarkedReturns:
     """An incremental codec whose `\\r` come out as RETURN, so that `Decoder` does not make line ends of them."""
 
