@@ -159,6 +159,7 @@ def test_mistakes(model: Path, files: Files, tuned: Callable[[str], Path], tmp_p
     for arguments, message in (
         (("clasify", *base), "task: 'clasify' is not known; did you mean classify?"),
         (("ax", *base), "task: AX has no training file"),
+        (("classify", *base, "--lr", "1e-5"), "option --lr is not known; did you mean --learning-rate?"),
         (("classify", *base, "--epoch", 3), "option --epoch is not known; did you mean --epochs?"),
         (("classify", *base, "--epochs", "many"), "epochs = 'many' is not allowed"),
         (("classify", *base, "--epochs", 0), "epochs: 0.0 is not a number above 0"),

@@ -57,8 +57,8 @@ class CommandParser(argparse.ArgumentParser):
 
     @property
     def flags(self) -> list[str]:
-        """Every `--flag` that is known."""
-        return [flag for flag in self._option_string_actions if flag.startswith("--")]
+        """Every `--flag` that a misspelt one may have meant: not --help, which every message names anyway."""
+        return [flag for flag in self._option_string_actions if flag.startswith("--") and flag != "--help"]
 
     def _refuse_repeats(self, arguments: Sequence[str]) -> None:
         """argparse takes the last of several silently; two values for one option are a slip."""

@@ -294,10 +294,20 @@ def _unknown_key(key: str, settings: Mapping[str, Setting]) -> str:
 
 
 def did_you_mean(given: str, known: Iterable[str], cutoff: float = 0.6, show: Callable[[str], str] = str) -> str:
-    """`"; did you mean X?"` for the nearest of `known`, or nothing when none is near; capitals make nothing far."""
-    folded = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(given.lower(), list(folded), n=1, cutoff=cutoff)
+    """`"; did you mean X?"` for the nearest of `known`, or nothing when none is near; capitals make nothing far.
+
+    The initials of a name are near it: lr means learning-rate.
+    """
+    # all flags have the two hyphens, which would bring short ones near to each other: --lr to --help
+    folded = {name.lower().removeprefix("--"): name for name in known}
+    wanted = given.lower().removeprefix("--")
+    near = [name for name in folded if len(wanted) > 1 and wanted == _initials(name)]
+    near = near or difflib.get_close_matches(wanted, list(folded), n=1, cutoff=cutoff)
     return f"; did you mean {show(folded[near[0]])}?" if near else ""
+
+
+def _initials(name: str) -> str:
+    return "".join(word[:1] for word in re.split("[-_]", name.rpartition(".")[2]))
 
 
 def _raise_all(errors: Sequence[str]) -> None:
