@@ -95,7 +95,8 @@ MISTAKES = {
     # fill
     "fill run/model": "fill: give texts with [MASK], or --input FILE",
     "fill run/model a[MASK] --input texts.txt": "fill: give texts with [MASK], or --input FILE",
-    "fill run/model [mask]": "text 1: holds no [MASK]",
+    "fill run/model [mask]": "text 1: holds no [MASK], and [mask] is plain text: capitals matter; write [MASK]",
+    "fill run/model mask": "text 1: holds no [MASK]; write [MASK] where",
     "fill nowhere a[MASK]": "nowhere: no config.json here",
     "fill corpus a[MASK]": "corpus: no config.json here",
     "fill run/model --input masks.txt": "masks.txt:2: holds no [MASK]",

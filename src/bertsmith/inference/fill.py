@@ -4,6 +4,7 @@ Texts in, one result a text out. Only the literal `[MASK]` is special here; what
 """
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,9 @@ def encode_with_masks(text: str, place: str, tokenizer: BertTokenizer, limit: in
     """
     pieces = text.split(MASK)
     if len(pieces) == 1:
-        raise UserError(f"{place}: holds no {MASK}; write {MASK} where a token is to be guessed")
+        found = re.search(re.escape(MASK), text, re.IGNORECASE)
+        small = f", and {found[0]} is plain text: capitals matter" if found else ""
+        raise UserError(f"{place}: holds no {MASK}{small}; write {MASK} where a token is to be guessed")
     encoded = tokenizer.encode_ids(pieces)
     ids = [tokenizer.cls_id, *encoded[0]]
     for piece in encoded[1:]:
