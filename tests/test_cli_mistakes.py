@@ -76,6 +76,7 @@ MISTAKES = {
     "prepare empty.txt --tokenizer vocab --out x": "no text to train on in empty.txt",
     "prepare texts --tokenizer nowhere --out x": "nowhere: no such tokenizer",
     "prepare texts --tokenizer texts --out x": "texts: neither vocab.txt nor tokenizer.json is here",
+    "prepare texts --tokenizer run --out x": "nor tokenizer.json is here; did you mean run/model?",
     "prepare texts --tokenizer corpus --out x": "corpus: neither vocab.txt nor tokenizer.json is here",
     "info nowhere": "nowhere: does not exist; name a corpus, run",
     "info empty.txt": "empty.txt: is no folder",

@@ -84,7 +84,11 @@ def _find_files(path: Path) -> tuple[Path | None, Path | None, Path | None]:
         raise UserError(f"{path}: no such tokenizer; give a folder with vocab.txt or tokenizer.json, or a vocab.txt")
     vocab_file, json_file, config_file = (file if file.is_file() else None for file in map(path.joinpath, _FILE_NAMES))
     if not vocab_file and not json_file:
-        raise UserError(f"{path}: neither vocab.txt nor tokenizer.json is here; is this a tokenizer or model folder?")
+        # a run keeps its tokenizer in the finished model
+        inside = path / "model"
+        there = any((inside / name).is_file() for name in _FILE_NAMES[:2])
+        hint = f"did you mean {inside}?" if there else "is this a tokenizer or model folder?"
+        raise UserError(f"{path}: neither vocab.txt nor tokenizer.json is here; {hint}")
     return vocab_file, json_file, config_file
 
 
