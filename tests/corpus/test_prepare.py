@@ -361,6 +361,16 @@ def test_blank_lines_between_all_sentences_are_noticed(tokenizer_folder: Path, t
     assert "--documents file" in warning
 
 
+def test_rows_of_single_sentences_are_not_told_of_blank_lines(tokenizer_folder: Path, tmp_path: Path) -> None:
+    rows = [line for text in make_documents(20) for line in text.split("\n")]
+    texts = write_jsonl(tmp_path / "t.jsonl", rows)
+    summary = prepare_corpus([texts], tokenizer_folder, tmp_path / "c", workers=1)
+    (warning,) = [warning for warning in summary["warnings"] if "single sentence" in warning]
+    assert "put all sentences of a document into one row or file; or pre-train with --objective mlm" in warning
+    assert "blank" not in warning
+    assert "--documents" not in warning
+
+
 def test_no_blank_line_at_all_is_noticed(tokenizer_folder: Path, tmp_path: Path) -> None:
     """(b) of the same: everything one document, so every negative comes from the same one."""
     (tmp_path / "t.txt").write_text("\n".join(make_documents(20)), encoding="utf-8")

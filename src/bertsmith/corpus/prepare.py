@@ -119,7 +119,9 @@ def prepare_corpus(
             for chunk in pool.map_in_order(tokenize, chunks):
                 writer.add(chunk)
                 tokenized += 1
-        report = build_report(writer, builder, reading.report, reading.duplicates, inputs, language, dedup)
+        report = build_report(
+            writer, builder, reading.report, reading.duplicates, inputs, language, dedup, options.documents
+        )
         summary = writer.finish(report)
         peak = pool.peak_memory
     for warning in summary["warnings"]:

@@ -28,8 +28,12 @@ def build_report(
     inputs: Sequence[str],
     language: str,
     dedup: bool,
+    layout: str,
 ) -> dict[str, Any]:
-    """What came in, what is stored, and everything in between, adding up. Raises UserError if there is no text."""
+    """What came in, what is stored, and everything in between, adding up. Raises UserError if there is no text.
+
+    `layout`: what ends a document of plain text, see ReadOptions.documents.
+    """
     entries = {split: writer.writers[split].close() for split in SPLITS}
     stored = {split: sum(entry.documents for entry in entries[split]) for split in SPLITS}
     tokens = {split: sum(entry.tokens for entry in entries[split]) for split in SPLITS}
@@ -77,10 +81,10 @@ def build_report(
         "tokenizer_fingerprint": writer.tokenizer.fingerprint,
     }
     single = sum(state.single_sentence_documents for state in states)
-    return report | {"warnings": _warnings(report, single, sentences, builder)}
+    return report | {"warnings": _warnings(report, single, sentences, builder, layout)}
 
 
-def _warnings(report: dict[str, Any], single: int, sentences: int, builder: ChunkBuilder) -> list[str]:
+def _warnings(report: dict[str, Any], single: int, sentences: int, builder: ChunkBuilder, layout: str) -> list[str]:
     """What the user should know before training on this corpus, a sentence each."""
     documents, mean = report["documents"], report["sentences_per_document"]
     shape = f"{documents:,} document{'s' * (documents != 1)}, mean {mean:.1f} sentences"
@@ -100,9 +104,13 @@ def _warnings(report: dict[str, Any], single: int, sentences: int, builder: Chun
         )
     elif single >= documents / 2:
         whose = "every one has" if single == documents else f"{single:,} have"
+        # blank lines end documents only where that was asked for; elsewhere a row or a file is one
+        remedy = "put all sentences of a document into one row or file"
+        if layout == "blank-line":
+            remedy = "if blank lines stand between all sentences, use --documents file"
         warnings.append(
-            f"{shape}: {whose} a single sentence, of which no pair with a true next sentence can be made; if blank"
-            " lines stand between all sentences, use --documents file; or pre-train with --objective mlm"
+            f"{shape}: {whose} a single sentence, of which no pair with a true next sentence can be made; {remedy};"
+            " or pre-train with --objective mlm"
         )
     if report["unknown_rate"] > MANY_UNKNOWN:
         warnings.append(
