@@ -189,6 +189,21 @@ def test_no_held_out_documents_is_said(
     assert (summary["steps"], summary["eval_loss"], summary["eval_nsp_accuracy"]) == (3, None, None)
 
 
+def test_few_held_out_examples_are_said(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = make_settings(corpus, tmp_path / "run", steps=3)
+    data = open_data(settings)
+    rows = data.corpus.split("held-out").tokens // settings.max_length
+    assert 100 < rows < 1000
+    evaluation_stream(settings, data)
+    told = f"about {rows} examples, are held out: so few that the held-out loss and accuracies are noisy; prepare the"
+    assert told in capfd.readouterr().err
+    monkeypatch.setattr(setup, "FEW_HELD_OUT_ROWS", rows)
+    evaluation_stream(settings, data)
+    assert capfd.readouterr().err == ""
+
+
 def test_one_held_out_document_takes_random_segments_from_the_training_text(
     vocabulary: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

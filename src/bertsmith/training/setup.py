@@ -33,8 +33,8 @@ CONFIG_FILE = "config.toml"
 _KEPT = ("checkpoints/step-*", "result.json", "runs/*/checkpoints/step-*", "runs/*/result.json")
 # tokens of a micro-batch when the user names none: on the CPU what stays near the caches, on CUDA what fills the chip
 _MICRO_TOKENS = {"cpu": 8192, "cuda": 65536}
-# fewer held-out examples than this make a loss that chance moves by several hundredths
-FEW_HELD_OUT_ROWS = 100
+# fewer held-out examples than this make a loss that chance moves by a hundredth or more
+FEW_HELD_OUT_ROWS = 1000
 _EVALUATION_TOKENS = 8192
 Settings = TypeVar("Settings")
 
@@ -319,8 +319,8 @@ def evaluation_stream(settings: PretrainSettings, data: TrainingData) -> BatchSt
     rows = held_out.tokens // settings.max_length
     if rows < FEW_HELD_OUT_ROWS:
         say(
-            f"warning: {held_out.documents:,} documents, about {rows:,} examples, are held out: too few for a loss one "
-            "can trust; `bertsmith prepare --held-out 0.1` holds out more"
+            f"warning: {held_out.documents:,} documents, about {rows:,} examples, are held out: so few that the "
+            "held-out loss and accuracies are noisy; prepare the corpus with a larger --held-out share"
         )
     try:
         return BatchStream(held_out, data.info, **options)
