@@ -16,7 +16,7 @@ from bertsmith.errors import UserError
 from bertsmith.hardware import Machine
 from bertsmith.model.config import BertConfig
 from bertsmith.options import Recipe, load_settings
-from bertsmith.training import setup
+from bertsmith.training import loop, setup
 from bertsmith.training.settings import PretrainSettings
 from bertsmith.training.setup import (
     build_model,
@@ -245,6 +245,25 @@ def test_initialization(corpus: Path, tmp_path: Path) -> None:
     plain = build_model(make_settings(corpus, tmp_path, steps=3, seed=3), data)
     assert not plain.mlm_head.bias.any()
     torch.testing.assert_close(plain.bert.embeddings.word, model.bert.embeddings.word)
+
+
+def test_positions_that_no_sequence_reaches_are_said(
+    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told = "sequences of 32 tokens: of the model's 512 positions, those from 32 on learn nothing"
+
+    def said(out: str, **changes: Any) -> bool:
+        capfd.readouterr()
+        settings = make_settings(corpus, tmp_path / out, max_length=32, **changes)
+        loop.pretrain(settings, tmp_path / out)
+        return told in capfd.readouterr().err
+
+    assert said("run", steps=2)
+    assert not said("run", steps=3)  # resumed: said already
+    assert not said("on", model=tmp_path / "run" / "model", steps=2)  # which may have learnt them
+    whole = make_settings(corpus, tmp_path / "new", steps=2, second_phase__share=0.1, second_phase__max_length=512)
+    setup.say_untrained_positions(whole, BertConfig())
+    assert capfd.readouterr().err == ""
 
 
 def test_models_that_do_not_fit(corpus: Path, vocabulary: Path, tmp_path: Path) -> None:

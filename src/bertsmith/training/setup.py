@@ -269,12 +269,24 @@ def _find_start(settings: PretrainSettings, data: TrainingData, out: Path) -> St
     if checkpoint is None:
         model, state = build_model(settings, data), RunState(corpus_sha256=data.corpus.sha256)
         state.architecture = model.config.to_dict()
+        say_untrained_positions(settings, model.config)
         return Start(model, state, prepare_machine(settings.device, settings.precision), None, False)
     model, state = resume_model(settings, data, checkpoint)
     machine = prepare_machine(settings.device, state.arithmetic.precision if state.arithmetic else "auto")
     say(f"resuming from {checkpoint.folder} (step {state.step:,}), in {machine.precision} as the run began")
     check_continuation(out, settings, state)
     return Start(model, state, machine, checkpoint, True)
+
+
+def say_untrained_positions(settings: PretrainSettings, config: BertConfig) -> None:
+    """Say from which position on the run trains none; those of a model from a folder may be trained already."""
+    longest, positions = max(phase.max_length for phase in settings.phases), config.max_position_embeddings
+    if settings.model in SIZES and longest < positions:
+        say(
+            f"sequences of {longest} tokens: of the model's {positions} positions, those from {longest} on learn "
+            "nothing and stay random; longer sequences train them (--max-length or a second phase, see `bertsmith "
+            "pretrain --help`)"
+        )
 
 
 def training_streams(settings: PretrainSettings, data: TrainingData) -> dict[int, BatchStream]:
