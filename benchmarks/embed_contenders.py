@@ -96,40 +96,41 @@ class SentenceTransformers(Contender):
         return found.float().numpy()
 
 
+def padded_batches(
+    tokenizer: Any, texts: Sequence[str], batch_size: int, multiple: int = 1
+) -> Iterator[tuple[list[int], dict[str, Any]]]:
+    """Numbers of the texts, sorted by length, and the inputs by name, each int64 (B, L); L is a multiple of that."""
+    rows = [encoding.ids for encoding in tokenizer.encode_batch_fast(list(texts))]
+    order = sorted(range(len(rows)), key=lambda number: -len(rows[number]))
+    for first in range(0, len(order), batch_size):
+        numbers = order[first : first + batch_size]
+        longest = len(rows[numbers[0]])
+        ids = np.zeros((len(numbers), longest + -longest % multiple), dtype=np.int64)
+        mask = np.zeros_like(ids)
+        for place, number in enumerate(numbers):
+            ids[place, : len(rows[number])] = rows[number]
+            mask[place, : len(rows[number])] = 1
+        yield numbers, dict(zip(INPUTS, (ids, mask, np.zeros_like(ids)), strict=True))
+
+
 class Padded(Contender):
     """Tokenized by `tokenizers`, sorted by length, in padded batches: what runtimes that only run a graph are given."""
 
     settings: tuple[tuple[Setting, ...], ...] = (tuple({"batch_size": size} for size in BATCH_SIZES),)
-    multiple = 1
-    """Lengths are filled up to a multiple of this."""
 
     def __init__(self, files: Files) -> None:
         self.tokenizer = open_tokenizer(files.model)
 
-    def batches(self, texts: Sequence[str], batch_size: int) -> Iterator[tuple[list[int], dict[str, Any]]]:
-        """Numbers of the texts, and the inputs by name, each int64 (B, L)."""
-        rows = [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(texts))]
-        order = sorted(range(len(rows)), key=lambda number: -len(rows[number]))
-        for first in range(0, len(order), batch_size):
-            numbers = order[first : first + batch_size]
-            longest = len(rows[numbers[0]])
-            ids = np.zeros((len(numbers), longest + -longest % self.multiple), dtype=np.int64)
-            mask = np.zeros_like(ids)
-            for place, number in enumerate(numbers):
-                ids[place, : len(rows[number])] = rows[number]
-                mask[place, : len(rows[number])] = 1
-            yield numbers, dict(zip(INPUTS, (ids, mask, np.zeros_like(ids)), strict=True))
-
     def embed(self, texts: Sequence[str], **setting: int) -> Vectors:
         found: list[Any] = [None] * len(texts)
-        for numbers, inputs in self.batches(texts, setting["batch_size"]):
+        for numbers, inputs in padded_batches(self.tokenizer, texts, setting["batch_size"]):
             for number, vector in zip(numbers, self.run(inputs), strict=True):
                 found[number] = vector
         return np.stack(found)
 
+    @abstractmethod
     def run(self, inputs: dict[str, Any]) -> Vectors:
         """The vectors of one batch, (B, H)."""
-        raise NotImplementedError
 
 
 class OnnxRuntime(Padded):
@@ -164,13 +165,16 @@ class OursExported(Padded):
         return (mask[:, None, :] @ hidden)[:, 0] / mask.sum(1, keepdims=True)
 
 
-class OpenVino(Padded):
+class OpenVino(Contender):
     """Tries one stream of all threads, and a stream a thread with requests in flight, its guide's way to throughput."""
+
+    multiple = 1
+    """Lengths are filled up to a multiple of this."""
 
     def __init__(self, files: Files, threads: int, precision: str) -> None:
         import openvino
 
-        super().__init__(files)
+        self.tokenizer = open_tokenizer(files.model)
         self.settings = tuple(
             tuple({"batch_size": size, "streams": streams} for size in BATCH_SIZES) for streams in sorted({1, threads})
         )
@@ -190,7 +194,7 @@ class OpenVino(Padded):
                 found[number] = vector.copy()
 
         queue.set_callback(keep)
-        for numbers, inputs in self.batches(texts, setting["batch_size"]):
+        for numbers, inputs in padded_batches(self.tokenizer, texts, setting["batch_size"], self.multiple):
             queue.start_async(inputs, numbers)
         queue.wait_all()
         return np.stack(found)
@@ -310,7 +314,7 @@ def reference_vectors(model: Path, texts: Sequence[str]) -> Vectors:
     bert = AutoModel.from_pretrained(model, local_files_only=True).eval()
     found: list[Any] = [None] * len(texts)
     with torch.inference_mode():
-        for numbers, inputs in Padded(Files(model, model)).batches(texts, 32):
+        for numbers, inputs in padded_batches(open_tokenizer(model), texts, 32):
             tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
             hidden, mask = bert(**tensors).last_hidden_state, tensors["attention_mask"][:, :, None]
             vectors = (hidden * mask).sum(1) / mask.sum(1)

@@ -101,7 +101,7 @@ def load(
             precision = "bf16" if cosine >= LEAST_COSINE else "fp32"
             say(
                 f"{path}: computes in {precision}; bf16 is faster here, and the least cosine between its vectors and "
-                f"those of fp32 is {cosine:.5f} on a dozen texts"
+                f"those of fp32 is {cosine:.5f} on a few texts"
             )
     if precision in INT8:
         int8 = choose_int8(model.bert, tokenizer, _SAMPLE)
@@ -111,7 +111,7 @@ def load(
         cosine = _measure_cosine(path, model.bert, used, tokenizer, where)
         say(
             f"{path}: computes in int8 and {rest}; the least cosine between its vectors and those of fp32 is "
-            f"{cosine:.5f} on a dozen texts"
+            f"{cosine:.5f} on a few texts"
         )
         model.bert = used
     else:

@@ -1,6 +1,7 @@
 """The linear layers of an encoder that is only used: weights laid out once, as the CPU's products want them.
 
-The operators are those that torch.compile uses, which PyTorch doesn't promise to keep: `can_pack` and `int8_bits` ask.
+The operators are those that torch.compile uses, which PyTorch doesn't promise to keep: `can_pack` and
+`can_multiply_int8` ask for them.
 """
 
 import abc
