@@ -388,7 +388,7 @@ def test_outputs(tuned: Tuned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     broken = tmp_path / "broken.csv"
     broken.write_text("text,x\na,b\nc\n", encoding="utf-8")
     (tmp_path / "old.jsonl").write_text("old", encoding="utf-8")
-    for path, message in ((broken, r"broken\.csv:3: 1 cells"), (tmp_path / "nowhere.csv", "nowhere")):
+    for path, message in ((broken, r"broken\.csv:3: 1 cell "), (tmp_path / "nowhere.csv", "nowhere")):
         with pytest.raises(UserError, match=message):
             predict_file(tuned("classify"), str(path), tmp_path / "old.jsonl", "cpu", "fp32")
         assert (tmp_path / "old.jsonl").read_text("utf-8") == "old"
