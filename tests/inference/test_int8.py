@@ -158,12 +158,19 @@ def test_a_size_has_no_ranges_to_be_seen() -> None:
 
 
 @multiplies
-@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
-def test_a_model_that_diverged_is_refused(broken: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "broken", "what"),
+    [
+        ("encoder.layer.1.output.weight", float("nan"), "weights"),
+        ("embeddings.word", float("inf"), "weights"),
+        ("encoder.layer.1.output.weight", 3e38, "hidden states"),  # their sums are not finite
+    ],
+)
+def test_a_model_that_diverged_is_refused(name: str, broken: float, what: str) -> None:
     bert = make_bert()
     with torch.no_grad():
-        bert.encoder.layer[1].output.weight[3, 3] = broken
-    with pytest.raises(UserError, match="precision: int8: the model's hidden states are not finite numbers"):
+        bert.get_parameter(name)[3] = broken
+    with pytest.raises(UserError, match=f"precision: int8: the model's {what} are not finite numbers"):
         choose_int8(bert, BertTokenizer(TOKENS))
 
 

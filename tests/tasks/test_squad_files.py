@@ -112,7 +112,7 @@ def test_no_answer_is_an_answer_in_version_2_only(tmp_path: Path) -> None:
     assert found == [(Answer("cat", 4),), (), (), (Answer("cat", 4),)]
     assert (report.questions, report.unanswerable, report.answers, report.empty_answers) == (4, 2, 2, 1)
     told = refusal(path, 1)
-    assert f"{path}: question no: no answer; {path}: question empty: no answer; every question needs an answer" in told
+    assert f"{path}: question no: no answer; {path}: question empty: no answer; every question needs a text, " in told
     assert "squad2" in told
     assert [e.answers for e in read_squad(path, 1)] == [(Answer("cat", 4),), None, None, (Answer("cat", 4),)]
     path = write_document(tmp_path / "x.json", question("both", ("cat", 4), is_impossible=True))

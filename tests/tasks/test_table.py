@@ -164,7 +164,8 @@ def test_half_characters_of_json_are_replaced_and_counted(tmp_path: Path) -> Non
         ("x.csv", "Text,label\na,b\n", "x.csv:1: no column 'text' in the first row, which must name the columns; "
                                        "there are 'Text', 'label'; name yours with --text-column, --text-pair-column "
                                        "or --label-column; did you mean 'Text'?"),
-        ("x.tsv", "texts\tlable\na\tb\n", "or --label-column; did you mean 'texts'?; did you mean 'lable'?"),
+        ("x.tsv", "texts\tlable\na\tb\n", "--label-column; did you mean 'texts' for 'text'?; did you mean 'lable' for "
+                                               "'label'?"),
         ("x.csv", "body,class\na,b\n", "no columns 'text', 'label' in the first row"),
         ("x.csv", "text;label\na;b\n", "there are 'text;label'"),
         ("x.csv", "text;label\na;b\n", "it is one cell: .csv files are split at commas"),

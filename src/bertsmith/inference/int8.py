@@ -57,10 +57,13 @@ def choose_int8(bert: BertModel, tokenizer: BertTokenizer, more: Sequence[str] =
     """For each layer of `bert`, whose weights are float32, the products that multiply in 8 bits.
 
     `more`: texts to go through beside the demo's. Raises UserError where 8-bit products are not to be had, and for a
-    model whose hidden states are not finite.
+    model whose weights or hidden states are not finite.
     """
     device = bert.embeddings.word.device
     bits = check_int8(device)
+    # codes of 8 bits are numbers whatever goes in: what is damaged in one word only would no longer show
+    if not all(bool(weight.isfinite().all()) for weight in bert.parameters()):
+        raise not_finite("precision: int8: the model's weights")
     encoder = Encoder(InferenceBert(bert, torch.float32), tokenizer, device)
     norms = _norms_of(encoder, _passages(encoder, more))
     if not all(bool(norm.isfinite().all()) for norm in norms):

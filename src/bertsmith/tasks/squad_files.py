@@ -94,9 +94,9 @@ def read_squad(
         raise UserError(f"SQuAD's version {version!r} is not known; use one of {VERSIONS[0]}, {VERSIONS[1]}")
     account = answers if answers is not None else AnswerReport()
     problems = Problems(
-        "every question needs an answer (those without one are for squad2)"
+        "every question needs a text, a context and an answer (those without one are for squad2)"
         if version == 1
-        else "every question needs its `answers`, an empty list where there is none"
+        else "every question needs a text, a context and its `answers`, an empty list where there is none"
     )
     seen: set[str] = set()
     for place, identity, row in _questions(path, encoding, report):

@@ -75,7 +75,10 @@ def missing_column(path: str, column: str, names: Iterable[str], kind: str) -> U
 
 def near_names(missing: Iterable[str], there: Collection[str]) -> str:
     """What ends a message about columns that are `missing`: those that may be meant, as typing errors have them."""
-    return "".join(did_you_mean(name, there, show=repr) for name in missing)
+    hints = {name: did_you_mean(name, there, show=repr) for name in missing}
+    if len(hints) == 1:
+        return "".join(hints.values())
+    return "".join(f"{hint.removesuffix('?')} for {name!r}?" for name, hint in hints.items() if hint)
 
 
 class RepeatedKey(ValueError):
