@@ -109,6 +109,7 @@ def test_glue(model: Path, tmp_path: Path) -> None:
         (("--squad.stride", "5"), "squad.stride: means nothing to GLUE's tasks; leave it out"),
         (("--text-column", "x"), "option --text-column is not known|'x'"),
         (("--train", "x"), "not known|'x'"),
+        (("--dev-share", "0.1"), "option --dev-share is not known|'0.1'"),
     ):
         given = arguments if more[0] != "--tasks" else (*arguments[:7], *arguments[9:])
         assert re.search(message, bertsmith(*given, *more).mistake)
@@ -240,7 +241,7 @@ def test_every_setting_is_tried(
             "--log.every", 2, "--random-init", "true",
         ),
         "multilabel": (
-            *base, "--train", pairs, "--dev", pairs, "--test", pairs, "--text-column", "text",
+            *base, "--train", pairs, "--dev-share", 0.5, "--test", pairs, "--text-column", "text",
             "--text-pair-column", "title", "--label-separator", "|", "--grid", "paper", "--max-length", 32,
         ),
         "squad2": (
@@ -282,8 +283,8 @@ def test_help_teaches(command: str) -> None:
 @pytest.mark.parametrize("command", ["finetune", "glue"])
 def test_help_lists_every_setting_with_its_default(command: str) -> None:
     blocks = [" ".join(block.split()) for block in re.split(r"\n  (?=--)", bertsmith(command, "--help").out)]
-    not_of_glue = ("train", "dev", "test", "grid", "encoding", "text_column", "text_pair_column", "label_column",
-                   "label_separator")  # fmt: skip
+    not_of_glue = ("train", "dev", "dev_share", "test", "grid", "encoding", "text_column", "text_pair_column",
+                   "label_column", "label_separator")  # fmt: skip
     for setting in list_settings(FinetuneSettings):
         left_out = command == "glue" and (setting.key in not_of_glue or setting.key.startswith(("squad.", "ner.")))
         dotted = f"--{setting.key.replace('_', '-')}"

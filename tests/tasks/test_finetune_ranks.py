@@ -83,7 +83,8 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 def test_any_number_of_ranks_is_the_same_fine_tuning(
     model: Path, files: Files, tmp_path: Path, kind: str, sizes: tuple[int, ...]
 ) -> None:
-    """Losses, scores, details and predictions; of regression on 13 examples, of several labels over two seeds."""
+    """Losses, scores, details and predictions; of regression on 13 examples, of several labels over two seeds, of
+    questions held out of the training file."""
     train, dev = files[kind]
     if kind == "regress":
         rows = [(text, number % 6) for number, (text, _) in enumerate(reviews(13))]
@@ -98,6 +99,7 @@ def test_any_number_of_ranks_is_the_same_fine_tuning(
         "squad__stride": 8,
     }
     options |= {"seeds": 2, "epochs": 1} if kind == "multilabel" else {}
+    options |= {"dev": None, "dev_share": 0.25} if kind == "squad2" else {}
     whole = tune(tmp_path / "one", kind, **options)
     assert whole["runs"][0]["steps"] > 3
     for size in sizes:

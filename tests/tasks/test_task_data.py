@@ -46,13 +46,18 @@ def test_folders(files: Files, tmp_path: Path) -> None:
         found("classify")
     for name in ("train.csv", "train.jsonl.gz", "notes.txt"):
         (tmp_path / name).touch()
-    with pytest.raises(UserError, match="holds no file called dev"):
+    with pytest.raises(UserError, match=r"holds no file called dev .* --train and --dev, or hold out .* --dev-share"):
         found("classify")
+    assert found("classify", dev_share=0.1) == ("train.csv", {"dev": "train.csv"}, {})
     (tmp_path / "validation.parquet").touch()
     assert found("classify") == ("train.csv", {"dev": "validation.parquet"}, {})
     (tmp_path / "dev.tsv.zst").touch()
     (tmp_path / "test.conll").touch()
     assert found("ner") == ("train.csv", {"dev": "dev.tsv.zst"}, {"test": "test.conll"})
+    with pytest.raises(
+        UserError, match=r"dev_share: .* holds a file to score on, dev\.tsv\.zst; leave --dev-share out"
+    ):
+        found("ner", dev_share=0.1)
     assert found("ner", dev="d.csv", test="t.csv")[1:] == ({"dev": "d.csv"}, {"test": "t.csv"})
     with pytest.raises(UserError, match=r"data: .*notes\.txt is no folder"):
         find_files(make_settings("classify", Path("m"), data=tmp_path / "notes.txt"))
@@ -89,7 +94,10 @@ def test_glue_folders(tmp_path: Path) -> None:
     assert list(mnli.test) == ["test_matched", "test_mismatched"]
     assert found("mrpc", glue, dev="x.tsv", test="y.tsv").dev == {"dev": "x.tsv"}
     assert found("mrpc", glue, dev="x.tsv", test="y.tsv").test == {"test": "y.tsv"}
+    with pytest.raises(UserError, match=r"dev_share: .* holds a file to score on, dev\.tsv"):
+        found("rte", glue, dev_share=0.1)
     (glue / "RTE" / "dev.tsv").unlink()
+    assert found("rte", glue, dev_share=0.1).dev == {"dev": str(glue / "RTE" / "train.tsv")}
     with pytest.raises(UserError, match=r"RTE: no 'dev\.tsv'; it holds"):
         found("rte", glue)
     shutil.rmtree(glue / "RTE")

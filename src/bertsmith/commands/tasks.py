@@ -14,9 +14,9 @@ _METRICS_SHOWN = 8
 _CONFUSION_SHOWN = 12
 _NAME_SHOWN = 20
 _NOT_OF_GLUE = (
-    "task", "train", "dev", "test", "grid", "text_column", "text_pair_column", "label_column", "label_separator",
-    "encoding", "squad.stride", "squad.max_question", "squad.n_best", "squad.max_answer", "ner.token_column",
-    "ner.tag_column", "ner.separator", "ner.strip_digit",
+    "task", "train", "dev", "dev_share", "test", "grid", "text_column", "text_pair_column", "label_column",
+    "label_separator", "encoding", "squad.stride", "squad.max_question", "squad.n_best", "squad.max_answer",
+    "ner.token_column", "ner.tag_column", "ner.separator", "ner.strip_digit",
 )  # fmt: skip
 
 
@@ -208,6 +208,7 @@ your own: classify (a text, a label), pairs (two texts, a label), regress (a num
 semicolons), choice, ner, squad1 and squad2 in their layouts. Files are .csv, .tsv, .jsonl or .parquet (ner: CoNLL
 columns too).""",
         """  bertsmith finetune classify --model run/model --train train.csv --dev dev.csv --out sentiment
+  bertsmith finetune classify --model run/model --train all.csv --dev-share 0.1 --out sentiment
   bertsmith finetune mrpc --model run/model --data glue/MRPC --out mrpc --seeds 5
   bertsmith finetune ner --model run/model --train train.conll --dev dev.conll --out ner
   torchrun --nproc-per-node 4 -m bertsmith finetune mrpc --model run/model --data MRPC --out mrpc""",
@@ -215,7 +216,8 @@ columns too).""",
         run_finetune,
         show_finetune,
         several_processes=True,
-        usage="TASK --model DIR --out RUN (--data DIR | --train F --dev F) [SETTINGS ...]",
+        usage="TASK --model DIR --out RUN\n"
+        "                          (--data DIR | --train F (--dev F | --dev-share X)) [SETTINGS ...]",
     ),
     "glue": Command(
         "fine-tune on every GLUE task found: table, score, submission",

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ from bertsmith.corpus.random_bits import derive_key, permutation
 from bertsmith.errors import UserError
 from bertsmith.model.config import BertConfig
 from bertsmith.progress import Progress, say
-from bertsmith.tasks.examples import EncodedSequence, EncodingReport, Example, TaggedExample, say_unknown
+from bertsmith.tasks.examples import EncodedSequence, EncodingReport, class_name, label_names, say_unknown
 from bertsmith.tasks.glue_files import GLUE_TASKS, find_glue_files, find_glue_tasks, require_glue_files
+from bertsmith.tasks.held_out import hold_out
 from bertsmith.tasks.ner import is_word_table
 from bertsmith.tasks.registry import make_task, task_name
 from bertsmith.tasks.settings import FinetuneSettings, NerSettings, SquadSettings
@@ -71,27 +72,42 @@ class TaskData:
 
 
 def find_files(settings: FinetuneSettings) -> TaskFiles:
-    """The files of a task. Raises UserError naming what is not there."""
-    if settings.data is None:
-        assert settings.train is not None
-        assert settings.dev is not None
-        return TaskFiles(
-            settings.train, {"dev": settings.dev}, {} if settings.test is None else {"test": settings.test}
+    """The files of a task; dev is the training file itself where a share of it is to be held out.
+
+    Raises UserError naming what is not there, and a dev file that is there beside such a share.
+    """
+    files = _find_named_files(settings) if settings.data is None else _find_in_folder(settings.data, settings)
+    if settings.dev_share is None:
+        return files
+    if files.dev:
+        raise UserError(
+            f"dev_share: {settings.data} holds a file to score on, {Path(next(iter(files.dev.values()))).name}; leave "
+            "--dev-share out, or name the training file alone with --train"
         )
-    folder = Path(settings.data)
-    if not folder.is_dir():
-        raise UserError(f"data: {settings.data} is no folder; name the folder with the task's files")
+    return replace(files, dev={"dev": files.train})
+
+
+def _find_named_files(settings: FinetuneSettings) -> TaskFiles:
+    assert settings.train is not None
+    named = {"dev": settings.dev, "test": settings.test}
+    dev, test = ({part: path} if path is not None else {} for part, path in named.items())
+    return TaskFiles(settings.train, dev, test)
+
+
+def _find_in_folder(home: str, settings: FinetuneSettings) -> TaskFiles:
+    if not Path(home).is_dir():
+        raise UserError(f"data: {home} is no folder; name the folder with the task's files")
     name = task_name(settings.task)
-    if name in GLUE_TASKS:
-        task = GLUE_TASKS[name]
-        home = settings.data
-        if not find_glue_files(task, home, "train"):  # the folder of all tasks may be named as well
-            home = find_glue_tasks(home).get(name, home)
-        train = next(iter(require_glue_files(task, home, "train").values()))
-        dev = require_glue_files(task, home, "dev") if settings.dev is None else {"dev": settings.dev}
-        test = find_glue_files(task, home, "test") if settings.test is None else {"test": settings.test}
-        return TaskFiles(train, dev, test)
-    return _find_own_files(folder, settings)
+    if name not in GLUE_TASKS:
+        return _find_own_files(Path(home), settings)
+    task = GLUE_TASKS[name]
+    if not find_glue_files(task, home, "train"):  # the folder of all tasks may be named as well
+        home = find_glue_tasks(home).get(name, home)
+    train = next(iter(require_glue_files(task, home, "train").values()))
+    find_dev = require_glue_files if settings.dev_share is None else find_glue_files
+    dev = find_dev(task, home, "dev") if settings.dev is None else {"dev": settings.dev}
+    test = find_glue_files(task, home, "test") if settings.test is None else {"test": settings.test}
+    return TaskFiles(train, dev, test)
 
 
 def _find_own_files(folder: Path, settings: FinetuneSettings) -> TaskFiles:
@@ -103,14 +119,15 @@ def _find_own_files(folder: Path, settings: FinetuneSettings) -> TaskFiles:
         if wanted is not None:
             parts[part] = wanted
     train, dev, test = (parts[part] for part in _PART_NAMES)
-    if train is None or dev is None:
+    if train is None or (dev is None and settings.dev_share is None):
         missing = "train" if train is None else "dev"
         official = f" (or {missing}-{version})" if version else ""
+        instead = ", or hold out a share of the training file with --dev-share" if missing == "dev" else ""
         raise UserError(
             f"{folder}: holds no file called {missing}{official} with one of the endings {', '.join(_ENDINGS)}; name "
-            "the files with --train and --dev"
+            f"the files with --train and --dev{instead}"
         )
-    return TaskFiles(train, {"dev": dev}, {} if test is None else {"test": test})
+    return TaskFiles(train, {} if dev is None else {"dev": dev}, {} if test is None else {"test": test})
 
 
 def _find_part(folder: Path, names: Sequence[str]) -> str | None:
@@ -204,25 +221,35 @@ def open_task_data(settings: FinetuneSettings, config: BertConfig, tokenizer: Be
     labels: Counter[str] = Counter()
     task = learn_task(task, files.train, labels)
     total = sum(labels.values())
-    wanted = None
-    if settings.train_rows is not None and settings.train_rows < total:
+    rows: Sequence[int] = range(total)  # to learn from
+    held = None
+    if settings.dev_share is not None and total:
+        held = hold_out(files.train, task.read(files.train, "train", True, EncodingReport()), settings.dev_share)
+        rows = [number for number in rows if number not in held.numbers]
+        labels.subtract(held.classes)
+    if settings.train_rows is not None and settings.train_rows < len(rows):
         # the same rows for every seed: seeds differ in initialization, order and dropout
-        wanted = set(permutation(derive_key("train rows"), total)[: settings.train_rows].tolist())
-    train = read_split(task, files.train, "train", wanted)
+        drawn = permutation(derive_key("train rows"), len(rows))[: settings.train_rows].tolist()
+        rows = [rows[place] for place in drawn]
+    elif settings.train_rows is not None and settings.train_rows > len(rows):
+        say(f"warning: --train-rows {settings.train_rows:,}: there are {len(rows):,} rows to learn from; all are used")
+    train = read_split(task, files.train, "train", set(rows) if len(rows) < total else None)
     # an example may have no sequence: a question whose answer is not where the file says cannot be learnt from
     train.examples, train.encoded = [], [sequences for sequences in train.encoded if sequences]
-    dev = {name: read_split(task, path, "dev") for name, path in files.dev.items()}
+    dev = {
+        name: read_split(task, path, "dev", None if held is None else held.numbers) for name, path in files.dev.items()
+    }
     for split in (train, *dev.values()):
         if not split.encoded:
             raise UserError(f"{split.path}: holds no example to learn from or to score; give another file")
         check_segments(split, config)
-    if settings.train_rows is not None and settings.train_rows > total:
-        say(f"warning: --train-rows {settings.train_rows:,}: the training file has {total:,} rows; all are used")
     report: dict[str, Any] = {
         part: {"path": split.path} | split.report.as_dict() for part, split in {"train": train, **dev}.items()
     }
     if labels and task.spec.labels and set(labels) != {""}:
         report["train"]["labels"] = {label: labels[label] for label in sorted(labels)}
+    if held is not None:
+        report["dev"] |= {"held_out_of": held.examples, "texts": held.texts}
     for name, path in files.test.items():
         report[name] = {"path": path} | check_test(task, path).as_dict()
     for part, counted in report.items():
@@ -240,8 +267,7 @@ def learn_task(task: Task, path: str, labels: "Counter[str]") -> Task:
         nonlocal pairs
         for example in task.read(path, "train", True, EncodingReport()):  # counted when it is encoded
             pairs = pairs or getattr(example, "pair", None) is not None
-            label = getattr(example, "label", None)
-            labels[label if isinstance(label, str) else ""] += 1
+            labels[class_name(example)] += 1
             for name in label_names(example):
                 first.setdefault(name, example.place)
             yield example
@@ -256,14 +282,6 @@ def learn_task(task: Task, path: str, labels: "Counter[str]") -> Task:
             "to tell apart, two classes or more are needed"
         )
     return make_task(spec, task.tokenizer)
-
-
-def label_names(example: Example) -> tuple[str, ...]:
-    """The names that an example's label teaches: a class, those of multilabel, the types in a sentence's tags."""
-    if isinstance(example, TaggedExample):
-        return tuple(tag.partition("-")[2] for tag in example.tags or ())
-    label = getattr(example, "label", None)
-    return (label,) if isinstance(label, str) else label if isinstance(label, tuple) else ()
 
 
 def check_label_names(first: Mapping[str, str]) -> None:
@@ -290,10 +308,12 @@ def check_label_names(first: Mapping[str, str]) -> None:
     problems.check()
 
 
-def read_split(task: Task, path: str, part: str, wanted: set[int] | None = None) -> Split:
-    """Read and encode a labelled file, or its rows numbered `wanted`."""
+def read_split(task: Task, path: str, part: str, wanted: Collection[int] | None = None) -> Split:
+    """Read and encode a labelled file, or its examples numbered `wanted`."""
     split = Split(path, [], [])
-    examples = task.read(path, part, True, split.report)
+    # what is mended in reading a file that both parts are of is counted in the one that is learnt from
+    mended = split.report if part == "train" or wanted is None else EncodingReport()
+    examples = task.read(path, part, True, mended)
     if wanted is not None:
         examples = (example for number, example in enumerate(examples) if number in wanted)
     with Progress(f"reading {Path(path).name}", None, "rows") as bar:

@@ -76,6 +76,20 @@ class QuestionExample:
 Example = TextExample | ChoiceExample | TaggedExample | QuestionExample
 
 
+def label_names(example: Example) -> tuple[str, ...]:
+    """The names that an example's label teaches: a class, those of multilabel, the types in a sentence's tags."""
+    if isinstance(example, TaggedExample):
+        return tuple(tag.partition("-")[2] for tag in example.tags or ())
+    label = getattr(example, "label", None)
+    return (label,) if isinstance(label, str) else label if isinstance(label, tuple) else ()
+
+
+def class_name(example: Example) -> str:
+    """The one class that an example is of; "" where its label is no name."""
+    label = getattr(example, "label", None)
+    return label if isinstance(label, str) else ""
+
+
 @dataclass(slots=True)
 class EncodedSequence:
     """One sequence as the model takes it: [CLS] A [SEP], or [CLS] A [SEP] B [SEP].

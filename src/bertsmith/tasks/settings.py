@@ -83,6 +83,14 @@ class FinetuneSettings:
     data: str | None = field(default=None, metadata={"help": "folder with train, dev and test files", "flag": "--data"})
     train: str | None = field(default=None, metadata={"help": "training file", "flag": "--train"})
     dev: str | None = field(default=None, metadata={"help": "file to score on and to choose by", "flag": "--dev"})
+    dev_share: float | None = field(
+        default=None,
+        metadata={
+            "help": "instead of --dev: this share of the training file's examples is scored on and not learnt from; "
+            "drawn at random, the same for every seed, equal texts on one side",
+            "flag": "--dev-share",
+        },
+    )
     test: str | None = field(
         default=None, metadata={"help": "file to predict at the end (scored where it is labelled)", "flag": "--test"}
     )
@@ -179,8 +187,15 @@ class FinetuneSettings:
         faults = []
         if (self.data is None) == (self.train is None):
             faults.append("data, train: give either --data FOLDER or --train FILE with --dev FILE")
-        elif self.data is None and self.dev is None:
-            faults.append("dev: a file to score on is needed beside --train")
+        elif self.data is None and self.dev is None and self.dev_share is None:
+            faults.append(
+                "dev: a file to score on is needed beside --train: name one with --dev, or hold out a share of the "
+                "training file with --dev-share 0.1"
+            )
+        if self.dev_share is not None and not 0 < self.dev_share < 1:
+            faults.append(f"dev_share: {self.dev_share} is not a share above 0 and below 1")
+        if self.dev_share is not None and self.dev is not None:
+            faults.append("dev_share: means nothing beside --dev, which names the file to score on; give one of them")
         if self.grid != "none":
             plain = {each.name: each.default for each in fields(self)}
             faults += [
