@@ -148,6 +148,21 @@ def add_text_column(parser: Any) -> None:
     )
 
 
+def add_keep(parser: argparse.ArgumentParser) -> None:
+    """--keep"""
+    parser.add_argument(
+        "--keep",
+        metavar="NAME,…",
+        help="columns of a .csv, .tsv, .jsonl or .parquet input, such as an id, that are written first in each row as "
+        "they are",
+    )
+
+
+def kept_names(args: argparse.Namespace) -> list[str]:
+    """The columns that `add_keep` was given."""
+    return [] if args.keep is None else [name.strip() for name in typed(args.keep).split(",")]
+
+
 def read_options(args: argparse.Namespace) -> Any:
     """The ReadOptions of `add_reading`'s flags."""
     from bertsmith.text.documents import ReadOptions

@@ -120,6 +120,27 @@ def read_vectors(path: Path) -> dict[str, np.ndarray]:
     }
 
 
+def test_kept_columns(tuned: Tuned, tmp_path: Path) -> None:
+    """Each beside its own row, whichever rank computed it; mistakes, and rows that do not line up, are told once."""
+    rows = [(f"{'the cat ' * (n * n % 17)}{n}", n) for n in range(25)]
+    source = write_rows(tmp_path / "in.jsonl", ("text", "id"), rows)
+    command = ("predict", tuned("classify"), "--input", source, "--output", tmp_path / "out.jsonl", *FLAGS, "--keep")
+    assert summary_of(on_ranks(3, *command, "id,text"))["rows"] == 25
+    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text("utf-8").splitlines()]
+    assert [(row["text"], row["id"]) for row in found] == rows
+    assert "no key 'idd'" in told(on_ranks(2, *command, "idd"))
+    folder, output = save_pretrained(tmp_path / "model"), tmp_path / "out.parquet"
+    assert summary_of(on_ranks(3, "embed", folder, "--input", source, "--output", output, *FLAGS, "--keep", "id"))
+    import pyarrow.parquet as pq
+
+    assert pq.read_table(output)["id"].to_pylist() == list(range(25))
+    source = tmp_path / "in.csv"
+    source.write_text("text\na\n\nb\n", encoding="utf-8")
+    command = ("embed", folder, "--input", source, "--output", output, *FLAGS, "--keep")
+    assert "--keep finds another row here" in told(on_ranks(2, *command, "text"))
+    assert "'vector' is what a column of the output" in told(on_ranks(2, *command, "vector"))
+
+
 def test_fewer_rows_than_ranks(tuned: Tuned, tmp_path: Path) -> None:
     for size, rows in ((2, 0), (3, 2)):
         source = write_rows(tmp_path / "in.csv", ("text",), [("a good film",)] * rows)

@@ -8,7 +8,9 @@ from pathlib import Path
 from bertsmith.arguments import (
     CommandParser,
     add_compute,
+    add_keep,
     add_text_column,
+    kept_names,
     typed,
     whole_number,
 )
@@ -82,6 +84,7 @@ def add_embed(parser: CommandParser) -> None:
         "--input", required=True, metavar="FILE", help="texts: .txt (one a line), .jsonl, .csv, .tsv or .parquet"
     )
     parser.add_argument("--output", required=True, metavar="FILE", help=".npy, .parquet or .safetensors, see above")
+    add_keep(parser)
     group = parser.add_argument_group("what a vector is")
     group.add_argument(
         "--layers",
@@ -131,12 +134,12 @@ def run_embed(args: argparse.Namespace, pairs: Pairs) -> Summary:
 
     names = ("layers", "combine", "pool", "words", "normalize", "max_length", "long", "allow_special")
     options = FeatureOptions(**{name: getattr(args, name) for name in names})
-    reading = (typed(args.text_column), args.encoding)
+    reading, keep = (typed(args.text_column), args.encoding), kept_names(args)
     with join_ranks() as ranks:
         with ranks.alike():
             _check_model(args)
             # told before the model is loaded
-            check_embedding(args.input, Path(args.output), options, *reading, ranks)
+            check_embedding(args.input, Path(args.output), options, *reading, ranks, keep)
         model = make_alike(open_model, args.precision, ranks)
         if ranks.size > 1:
             check_same(weights_sha256(model.encoder.bert), args.model, ranks)
@@ -144,7 +147,7 @@ def run_embed(args: argparse.Namespace, pairs: Pairs) -> Summary:
             extractor = model.features(options)
         processes = f"{ranks.size} processes, each on " if ranks.size > 1 else ""
         say(f"embedding: {extractor.dimension} numbers a vector; {processes}{model.describe()}")
-        return embed_file(extractor, args.input, args.output, *reading, ranks)
+        return embed_file(extractor, args.input, args.output, *reading, ranks, keep)
 
 
 def add_score(parser: CommandParser) -> None:
@@ -153,6 +156,7 @@ def add_score(parser: CommandParser) -> None:
         "--input", required=True, metavar="FILE", help="sentences: .txt (one a line), .jsonl, .csv, .tsv or .parquet"
     )
     parser.add_argument("--output", metavar="FILE", help="a row a sentence or pair: .jsonl, .csv, .tsv or .parquet")
+    add_keep(parser)
     add_text_column(parser)
     parser.add_argument(
         "--pairs", action="store_true", help="the file holds minimal pairs; how often does the good one score higher?"
@@ -185,15 +189,15 @@ def run_score(args: argparse.Namespace, pairs: Pairs) -> Summary:
     _check_model(args)
     output = None if args.output is None else Path(args.output)
     good, bad = (None if name is None else typed(name) for name in (args.good_column, args.bad_column))
-    reading = (typed(args.text_column), args.encoding)
+    reading, keep = (typed(args.text_column), args.encoding), kept_names(args)
     rows = read_pairs(args.input, good, bad, args.encoding) if args.pairs else read_text_rows(args.input, *reading)
-    check_scoring(args.input, output, rows)  # told before the model is loaded
+    check_scoring(args.input, output, rows, keep, args.pairs, args.encoding)  # told before the model is loaded
     model = load(args.model, args.device, args.precision, args.threads)
     scorer = model.scorer(args.within_word)
     say(f"scoring: {model.describe()}")
     if not args.pairs:
-        return score_file(scorer, args.input, output, *reading)
-    return score_pairs_file(scorer, args.input, output, good, bad, args.encoding)
+        return score_file(scorer, args.input, output, *reading, keep)
+    return score_pairs_file(scorer, args.input, output, good, bad, args.encoding, keep)
 
 
 COMMANDS: dict[str, Command] = {
@@ -215,10 +219,11 @@ token ([CLS] and [SEP] among them), with --words one a word. Words are what stan
 
 .npy holds an array of a row a text. .safetensors holds `vectors`, and for tokens and words `offsets`: text i has the
 rows from offsets[i] to offsets[i + 1] (and for tokens `token_ids`). .parquet holds a row a text, with `vector` or
-`vectors`. With --combine concat, reshaping to (rows, layers, hidden) gives the layers to weight.""",
+`vectors` after the columns that --keep names. With --combine concat, reshaping to (rows, layers, hidden) gives the
+layers to weight.""",
         """  bertsmith embed run/model --input texts.txt --output vectors.npy
   bertsmith embed run/model --input sentences.jsonl --words --layers -4: --output words.safetensors
-  bertsmith embed run/model --input t.csv --text-column body --normalize --output vectors.parquet
+  bertsmith embed run/model --input t.csv --text-column body --keep id --output vectors.parquet
   torchrun --nproc-per-node 4 -m bertsmith embed run/model --input texts.txt --output vectors.npy""",
         add_embed,
         run_embed,
@@ -232,6 +237,7 @@ log-probabilities (natural) of its tokens, each masked in turn (PLL), and the ps
 share of pairs out in which the acceptable one has the higher PLL. A text of which no token is left has no PLL: it is
 counted apart, and so is its pair.""",
         """  bertsmith score run/model --input sentences.txt --output scores.jsonl
+  bertsmith score run/model --input sentences.csv --keep id --output scores.csv
   bertsmith score run/model --input blimp/anaphor_number_agreement.jsonl --pairs --json""",
         add_score,
         run_score,

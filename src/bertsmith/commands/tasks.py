@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from bertsmith.arguments import CommandParser, add_compute, typed
+from bertsmith.arguments import CommandParser, add_compute, add_keep, kept_names, typed
 from bertsmith.commands.command import Command, Pairs, Summary
 from bertsmith.progress import format_seconds
 from bertsmith.results import print_text
@@ -182,6 +182,7 @@ def add_predict(parser: CommandParser) -> None:
     parser.add_argument(
         "--output", required=True, metavar="FILE", help=".jsonl, .csv, .tsv or .parquet; a prediction a row, in order"
     )
+    add_keep(parser)
     add_columns(parser)
     add_compute(parser, "the faster of the two here")
 
@@ -192,7 +193,14 @@ def run_predict(args: argparse.Namespace, pairs: Pairs) -> Summary:
 
     with join_ranks() as ranks:
         return predict_file(
-            args.model, args.input, args.output, args.device, args.precision, ranks=ranks, **columns(args)
+            args.model,
+            args.input,
+            args.output,
+            args.device,
+            args.precision,
+            ranks=ranks,
+            keep=kept_names(args),
+            **columns(args),
         )
 
 
@@ -245,6 +253,7 @@ score as the leaderboard averages it, and submission.zip with the predictions fo
         """A fine-tuned run or model and a file in, a file of predictions out: one a row, in order, labelled or not.
 What is cut is counted.""",
         """  bertsmith predict sentiment --input new.csv --output predictions.jsonl
+  bertsmith predict sentiment --input new.csv --output labelled.csv --keep id,text
   bertsmith predict ner --input new.conll --output tags.jsonl
   torchrun --nproc-per-node 4 -m bertsmith predict sentiment --input new.csv --output out.jsonl""",
         add_predict,

@@ -5,14 +5,17 @@ In: texts, a row each, or sentences split into words. Out: .npy, .parquet or .sa
 
 import os
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import UserError
 from bertsmith.inference.features import FeatureExtractor, FeatureOptions, Text
-from bertsmith.inference.vector_writer import find_vector_format, open_vector_writer
+from bertsmith.inference.kept_columns import KeptColumns
+from bertsmith.inference.vector_writer import find_vector_format, open_vector_writer, parquet_columns
 from bertsmith.progress import Progress, say, silenced
 from bertsmith.storage import check_out
 from bertsmith.tasks.conll import read_conll
@@ -21,7 +24,7 @@ from bertsmith.tasks.table import Table, read_list
 from bertsmith.text.documents import ReadOptions, ReadReport
 from bertsmith.text.readers import COMPRESSED_SUFFIXES, SUFFIX_KINDS
 from bertsmith.text.rows import read_rows
-from bertsmith.text.streams import is_url
+from bertsmith.text.streams import is_read_once, is_url
 from bertsmith.training.ranks import ALONE, Ranks
 
 _CONLL = (".conll", ".bio", ".iob")
@@ -36,15 +39,11 @@ def check_output(input_path: str, output: Path) -> None:
 
 def check_input(input_path: str, ranks: Ranks) -> None:
     """Raise UserError where several processes are to read what can be read only once, such as a pipe."""
-    if ranks.size > 1 and _is_read_once(input_path):
+    if ranks.size > 1 and is_read_once(input_path):
         raise UserError(
             f"{input_path}: can be read once only, and {ranks.size} processes are to read it; put it in a file, or "
             "start one process, without torchrun"
         )
-
-
-def _is_read_once(path: str) -> bool:
-    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
 def check_rows(path: str, rows: Iterator[Any]) -> None:
@@ -52,7 +51,7 @@ def check_rows(path: str, rows: Iterator[Any]) -> None:
 
     `rows` reads `path` and is used up to the first one. What can be read only once, such as a pipe, is left alone.
     """
-    if _is_read_once(path):
+    if is_read_once(path):
         return
     try:
         next(rows, None)
@@ -68,14 +67,24 @@ def check_embedding(
     text_column: str = "text",
     encoding: str = "utf-8",
     ranks: Ranks = ALONE,
+    keep: Sequence[str] = (),
 ) -> None:
     """Raise UserError for whatever `embed_file` can tell of its files before there is a model."""
-    find_vector_format(output, options.several)
+    _open_kept(input_path, output, options, encoding, ranks, keep)
+    read = read_word_rows if options.words else read_text_rows
+    check_rows(input_path, read(input_path, text_column, encoding))
+
+
+def _open_kept(
+    input_path: str, output: Path, options: FeatureOptions, encoding: str, ranks: Ranks, keep: Sequence[str]
+) -> KeptColumns:
+    """The columns to carry along, on the first rank only. Raises UserError for files that do not suit."""
+    find_vector_format(output, options.several, bool(keep))
     check_input(input_path, ranks)
     if ranks.is_first:
         check_output(input_path, output)
-    read = read_word_rows if options.words else read_text_rows
-    check_rows(input_path, read(input_path, text_column, encoding))
+    own = parquet_columns(options.several, options.several and not options.words)
+    return KeptColumns(input_path, keep if ranks.is_first else (), output, own, encoding)
 
 
 def read_text_rows(path: str, text_column: str = "text", encoding: str = "utf-8") -> Iterator[tuple[str, str]]:
@@ -144,37 +153,43 @@ def embed_file(
     text_column: str = "text",
     encoding: str = "utf-8",
     ranks: Ranks = ALONE,
+    keep: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The vectors of every row of a file, in order, written as vector_writer.py says; returns the JSON summary.
 
-    Several processes (`ranks`) call it together and share the rows; the first one writes, the others return {}. Raises
+    `keep`: columns of the input that are written before the vectors, into .parquet only (see kept_columns.py). Several
+    processes (`ranks`) call it together and share the rows; the first one writes, the others return {}. Raises
     UserError for an output that cannot be written and for rows that cannot be read, naming the line.
     """
     output, options, report = Path(output_path), extractor.options, extractor.report
     with ranks.alike():
-        find_vector_format(output, options.several)
-        check_input(input_path, ranks)
-        if ranks.is_first:
-            check_output(input_path, output)
+        kept = _open_kept(input_path, output, options, encoding, ranks, keep)
+        types = kept.arrow_types()
     read = read_word_rows if options.words else read_text_rows
+
+    def read_rows_with_kept() -> Iterator[tuple[str, Text]]:
+        return kept.follow(read(input_path, text_column, encoding), itemgetter(0))
+
     with ranks.alike():
-        total = count_rows(input_path, read(input_path, text_column, encoding)) if ranks.is_first else None
+        counted = (kept.take(1) for _ in read_rows_with_kept())
+        total = count_rows(input_path, counted) if ranks.is_first else None
     tokens = options.several and not options.words
     begun = time.monotonic()
     vectors = 0
     with (
-        open_vector_writer(output, extractor.dimension, options.several, tokens)
+        open_vector_writer(output, extractor.dimension, options.several, tokens, types)
         if ranks.is_first
         else nullcontext() as writer,
         Progress("embedding", total, "rows") as bar,
     ):
         extractor.on_rows = bar.advance
         rows = 0
-        for chunk in extractor.chunks(read(input_path, text_column, encoding), ranks):
+        for chunk in extractor.chunks(read_rows_with_kept(), ranks):
             assert writer is not None, "only the first rank gets vectors"
-            writer.write(chunk)
+            texts = len(chunk.rows) if chunk.counts is None else len(chunk.counts)
+            writer.write(replace(chunk, kept=kept.take(texts)))
             vectors += len(chunk.rows)
-            rows += len(chunk.rows) if chunk.counts is None else len(chunk.counts)
+            rows += texts
             bar.advance(rows - bar.done)
     extractor.merge_counts(ranks)
     if not ranks.is_first:

@@ -6,15 +6,19 @@ chunk of rows, whatever the file's size.
 
 import importlib
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from bertsmith.errors import UserError
 from bertsmith.inference.embed import check_input, check_output, say_empty
+from bertsmith.inference.kept_columns import KeptColumns
 from bertsmith.inference.predictor import predict_examples
 from bertsmith.inference.row_writer import find_ending, open_row_writer
 from bertsmith.model.task_model import BertForTask
@@ -31,7 +35,7 @@ from bertsmith.tasks.examples import (
 )
 from bertsmith.tasks.model_folder import load_task_model, weights_sha256
 from bertsmith.tasks.registry import make_task
-from bertsmith.tasks.task import Task
+from bertsmith.tasks.task import Row, Task
 from bertsmith.training.ranks import ALONE, Ranks, check_same, prepare_machines
 
 # what computes a task's metrics takes seconds to import: before the bar, which would else stand still at its end
@@ -57,6 +61,7 @@ def predict_file(
     part_of: str | None = None,
     score: bool = False,
     ranks: Ranks = ALONE,
+    keep: Sequence[str] = (),
     **columns: str | None,
 ) -> dict[str, Any]:
     """Predict every row of a file, labelled or not; returns the JSON summary.
@@ -64,8 +69,9 @@ def predict_file(
     Several processes (`ranks`) call it together and share the rows; the first one writes, the others return {}.
 
     `part_of`: read the file as the GLUE task of that name lays it out (AX, for a model of MNLI). `score`: where every
-    row is labelled, the summary's `metrics` are those of the task. `columns`: text_column, text_pair_column,
-    label_column and encoding, where they differ from the training file's.
+    row is labelled, the summary's `metrics` are those of the task. `keep`: columns of the input that are written before
+    the prediction's own, see kept_columns.py. `columns`: text_column, text_pair_column, label_column and encoding,
+    where they differ from the training file's.
 
     Raises UserError for a model without a trained output layer, and for rows that cannot be read, naming the line.
     """
@@ -76,25 +82,29 @@ def predict_file(
         if ranks.is_first:
             check_output(input_path, output)
     task, model, device_ = open_for_prediction(model_folder, device, precision, columns, ranks)
+    like = _made_up_prediction(task)
+    with ranks.alike():
+        names = keep if ranks.is_first else ()
+        kept = KeptColumns(input_path, names, output, like, task.spec.encoding, task.is_table)
+        types = kept.arrow_types()
     report, scorer, begun = EncodingReport(), task.scorer(), time.monotonic()
     rows = labelled = 0
     reader = make_task(replace(task.spec, name=part_of), task.tokenizer) if part_of else task
     with (
-        open_row_writer(output) if ranks.is_first else nullcontext() as writer,
+        open_row_writer(output, types) if ranks.is_first else nullcontext() as writer,
         Progress("predicting", None, "rows") as bar,
     ):
-        examples = reader.read(input_path, "test", None if score else False, report)
+        examples = kept.follow(reader.read(input_path, "test", None if score else False, report), attrgetter("place"))
         for chunk, predictions in predict_examples(task, model, examples, device_, report, bar.advance, ranks):
             assert writer is not None, "only the first rank gets predictions"
-            writer.write(predictions)
+            writer.write(kept.beside(predictions))
             rows += len(predictions)
             if score:
                 pairs = [pair for pair in zip(chunk, predictions, strict=True) if task.is_labelled(pair[0])]
                 labelled += len(pairs)
                 scorer.add([example for example, _ in pairs], [row for _, row in pairs])
         if writer is not None and not rows:  # the columns are known all the same
-            made_up = predict_examples(task, model, [_MADE_UP[task.head]], device_, EncodingReport())
-            writer.expect(next(made_up)[1][0])
+            writer.expect(dict.fromkeys(kept.names) | like)
     if not ranks.is_first:
         return {}
     say_empty(rows, input_path, output)
@@ -111,6 +121,13 @@ def predict_file(
         "output": str(output),
         **({"metrics": scorer.compute() if labelled == rows else None} if score else {}),
     }
+
+
+def _made_up_prediction(task: Task) -> Row:
+    """A row such as predictions are, from scores that are all 0."""
+    example = _MADE_UP[task.head]
+    (encoded,) = task.encode([example], EncodingReport(), train=False)
+    return task.decode(example, encoded, [np.zeros((len(s.positions), task.outputs), np.float32) for s in encoded])
 
 
 def open_for_prediction(

@@ -6,7 +6,7 @@ Lists and dictionaries stand as JSON in the cells of .csv and .tsv, and as they 
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,15 +38,16 @@ def find_ending(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def open_row_writer(path: Path) -> Iterator[RowWriter]:
+def open_row_writer(path: Path, types: Mapping[str, Any] | None = None) -> Iterator[RowWriter]:
     """Yield a writer; the file stands under its name when the block ends without an error.
 
-    Raises UserError as `find_ending` does.
+    `types`: for .parquet, the Arrow types of columns that are not to be told by the first rows. Raises UserError as
+    `find_ending` does.
     """
     ending = find_ending(path)
     with atomic_file(path) as partial:
         if ending == ".parquet":
-            writer = _ParquetWriter(partial)
+            writer = _ParquetWriter(partial, types or {})
             try:
                 yield writer
             finally:
@@ -110,8 +111,8 @@ def _with_texts(kind: Any) -> Any:
 
 
 class _ParquetWriter:
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, types: Mapping[str, Any]) -> None:
+        self.path, self.types = path, types
         self.writer: Any = None
 
     def write(self, rows: Sequence[Row]) -> None:
@@ -131,9 +132,13 @@ class _ParquetWriter:
         import pyarrow.parquet as pq
 
         if self.writer is None:
-            inferred = pa.Table.from_pylist(list(rows)).schema
-            schema = pa.schema([field.with_type(_with_texts(field.type)) for field in inferred])
-            self.writer = pq.ParquetWriter(self.path, schema)
+            types = {
+                name: self.types[name]
+                if name in self.types
+                else _with_texts(pa.array([row[name] for row in rows]).type)
+                for name in rows[0]
+            }
+            self.writer = pq.ParquetWriter(self.path, pa.schema(types))
 
     def close(self) -> None:
         """Write the file's end; a file without rows is an empty table."""

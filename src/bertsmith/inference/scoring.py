@@ -8,6 +8,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from bertsmith.errors import UserError, not_finite, one_of
 from bertsmith.inference.embed import check_output, check_rows, read_text_rows, say_empty, say_losses
 from bertsmith.inference.encoder import Encoder, Sequences, pack_sequences, ranges
 from bertsmith.inference.features import split_chunks
-from bertsmith.inference.row_writer import find_ending, open_row_writer
+from bertsmith.inference.kept_columns import KeptColumns
+from bertsmith.inference.row_writer import Row, find_ending, open_row_writer
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.heads import ROWS_AT_ONCE
 from bertsmith.model.layers import fill_up
@@ -31,7 +33,6 @@ from bertsmith.tasks.table import Problems, Table, read_text, shorten
 from bertsmith.text.documents import join_names
 from bertsmith.text.tables import near_names
 
-Row = dict[str, Any]
 Pair = tuple[str, str]
 
 WITHIN_WORD = ("visible", "mask")
@@ -140,8 +141,10 @@ def score_file(
     output_path: str | Path | None = None,
     text_column: str = "text",
     encoding: str = "utf-8",
+    keep: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Score every row of a file; the rows of `SentenceScorer.score` are written in order, where an output is named.
+    """Score every row of a file; the rows of `SentenceScorer.score` are written in order, where an output is named,
+    after the columns `keep` of the input (see kept_columns.py).
 
     Returns the JSON summary: `pll_mean` is over sentences, `pppl` over all tokens of the file. Texts without a token
     are in neither, and counted in `without_tokens`. Raises UserError for rows that cannot be read, naming the line, and
@@ -149,8 +152,10 @@ def score_file(
     """
     begun = time.monotonic()
     rows, scored, total, tokens = 0, 0, 0.0, 0
-    with _open_output(input_path, output_path, _LIKE_SENTENCE) as write:
-        for chunk in split_chunks(read_text_rows(input_path, text_column, encoding), _CHARACTERS_AT_ONCE):
+    kept = _open_kept(input_path, output_path, keep, _LIKE_SENTENCE, encoding)
+    with _open_output(output_path, kept, _LIKE_SENTENCE) as write:
+        texts = kept.follow(read_text_rows(input_path, text_column, encoding), itemgetter(0))
+        for chunk in split_chunks(texts, _CHARACTERS_AT_ONCE):
             scores = scorer.score([str(text) for _, text in chunk])
             write(scores)
             rows += len(scores)
@@ -176,17 +181,21 @@ def score_pairs_file(
     good_column: str | None = None,
     bad_column: str | None = None,
     encoding: str = "utf-8",
+    keep: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Score a table of minimal pairs: how often has the acceptable sentence the higher PLL (Salazar et al., section 4)?
 
-    Columns not named are those of PAIR_COLUMNS. Rows written: good_pll, bad_pll, good_tokens, bad_tokens, correct. A
-    pair of equal PLLs is not correct and counted in `ties`. A pair with a sentence without tokens is neither won nor
-    lost (`correct` None): it is not in `accuracy`, but counted in `without_tokens`. Raises UserError as `score_file`.
+    Columns not named are those of PAIR_COLUMNS. Rows written: the columns `keep` of the input, good_pll, bad_pll,
+    good_tokens, bad_tokens, correct. A pair of equal PLLs is not correct and counted in `ties`. A pair with a sentence
+    without tokens is neither won nor lost (`correct` None): it is not in `accuracy`, but counted in `without_tokens`.
+    Raises UserError as `score_file`.
     """
     begun = time.monotonic()
     rows = scored = correct = ties = 0
-    with _open_output(input_path, output_path, _LIKE_PAIR) as write:
-        for chunk in split_chunks(read_pairs(input_path, good_column, bad_column, encoding), _CHARACTERS_AT_ONCE):
+    kept = _open_kept(input_path, output_path, keep, _LIKE_PAIR, encoding)
+    with _open_output(output_path, kept, _LIKE_PAIR) as write:
+        pairs = kept.follow(read_pairs(input_path, good_column, bad_column, encoding), itemgetter(0))
+        for chunk in split_chunks(pairs, _CHARACTERS_AT_ONCE):
             scores = scorer.score([sentence for _, pair in chunk for sentence in pair])
             results = [
                 {
@@ -211,34 +220,44 @@ def score_pairs_file(
     return _summary(scorer, rows, figures, begun, output_path)
 
 
-def check_scoring(input_path: str, output: Path | None, rows: Iterator[Any] | None = None) -> None:
+def check_scoring(
+    input_path: str, output: Path | None, rows: Iterator[Any], keep: Sequence[str], pairs: bool, encoding: str
+) -> None:
     """Raise UserError for whatever can be told of the files before there is a model.
 
     `rows`: what reads `input_path`, of which the first is looked at.
     """
+    _open_kept(input_path, output, keep, _LIKE_PAIR if pairs else _LIKE_SENTENCE, encoding)
+    check_rows(input_path, rows)
+
+
+def _open_kept(
+    input_path: str, output_path: str | Path | None, keep: Sequence[str], like: Row, encoding: str
+) -> KeptColumns:
+    """The columns to carry along. Raises UserError for files that do not suit."""
+    output = None if output_path is None else Path(output_path)
     if output is not None:
         find_ending(output)
         check_output(input_path, output)
-    if rows is not None:
-        check_rows(input_path, rows)
+    return KeptColumns(input_path, keep, output, like, encoding)
 
 
 @contextlib.contextmanager
 def _open_output(
-    input_path: str, output_path: str | Path | None, like: Row
+    output_path: str | Path | None, kept: KeptColumns, like: Row
 ) -> Iterator[Callable[[Sequence[Row]], None]]:
-    """Yield what takes rows such as `like`: it writes them, where an output is named, and moves the bar."""
+    """Yield what takes rows such as `like`: it writes them after what is `kept` of theirs, where an output is named,
+    and moves the bar."""
     with contextlib.ExitStack() as stack:
         writer = None
         if output_path is not None:
-            check_scoring(input_path, Path(output_path))
-            writer = stack.enter_context(open_row_writer(Path(output_path)))
-            writer.expect(like)
+            writer = stack.enter_context(open_row_writer(Path(output_path), kept.arrow_types()))
+            writer.expect(dict.fromkeys(kept.names) | like)
         bar = stack.enter_context(Progress("scoring", None, "rows"))
 
         def write(rows: Sequence[Row]) -> None:
             if writer is not None:
-                writer.write(rows)
+                writer.write(kept.beside(rows))
             bar.advance(len(rows))
 
         yield write

@@ -7,7 +7,8 @@ are written in a place kept free for them.
     .npy          (n, d) float32; one vector a text only, for it has no place for offsets
     .safetensors  `vectors` (n, d) or (rows, d) float32; then `offsets` (n + 1,) int64: text i has the rows
                   [offsets[i], offsets[i + 1]); for tokens also `token_ids` (rows,) int32
-    .parquet      a row a text: `vector`, a list of d floats; or `vectors`, a list of such, and `token_ids`
+    .parquet      a row a text: `vector`, a list of d floats; or `vectors`, a list of such, and `token_ids`; before
+                  them columns that are carried along
 """
 
 import contextlib
@@ -15,8 +16,8 @@ import json
 import shutil
 import struct
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -40,6 +41,8 @@ class Vectors:
     """(n,): how many rows each text has; None: one."""
     token_ids: npt.NDArray[np.integer] | None = None
     """(R,): the token of each row, where rows are tokens."""
+    kept: Sequence[dict[str, Any]] = field(default=(), kw_only=True)
+    """(n,): what stands beside each text, where columns are carried along."""
 
 
 class VectorWriter(Protocol):
@@ -49,27 +52,37 @@ class VectorWriter(Protocol):
         """Append them."""
 
 
-def find_vector_format(path: Path, several: bool) -> str:
-    """The ending of an output. Raises UserError for any but ENDINGS, and where it cannot hold `several` a text."""
+def find_vector_format(path: Path, several: bool, kept: bool = False) -> str:
+    """The ending of an output. Raises UserError for any but ENDINGS, and where it cannot hold `several` a text or other
+    columns (`kept`)."""
     ending = path.suffix.lower()
     if ending not in ENDINGS:
         raise UserError(f"{path}: vectors are written to {', '.join(ENDINGS)}; let the output end in one of these")
     if several and ending == ".npy":
         raise UserError(f"{path}: .npy holds one vector a text; for tokens or words name a .safetensors or .parquet")
+    if kept and ending != ".parquet":
+        raise UserError(f"{path}: {ending} holds vectors and no columns for --keep; name a .parquet")
     return ending
 
 
+def parquet_columns(several: bool, tokens: bool) -> list[str]:
+    """The names of the columns that a .parquet of vectors has."""
+    return ["vectors" if several else "vector", *(["token_ids"] if tokens else [])]
+
+
 @contextlib.contextmanager
-def open_vector_writer(path: Path, dimension: int, several: bool, tokens: bool = False) -> Iterator[VectorWriter]:
+def open_vector_writer(
+    path: Path, dimension: int, several: bool, tokens: bool = False, types: Mapping[str, Any] | None = None
+) -> Iterator[VectorWriter]:
     """Yield a writer of vectors of `dimension`; the file stands under its name when the block ends without an error.
 
-    `several`: texts have any number of vectors; `tokens`: and these come with token ids. Raises UserError as
-    `find_vector_format`, and where the disk refuses.
+    `several`: texts have any number of vectors; `tokens`: and these come with token ids. `types`: the Arrow types of
+    the columns of `Vectors.kept`. Raises UserError as `find_vector_format`, and where the disk refuses.
     """
-    ending = find_vector_format(path, several)
+    ending = find_vector_format(path, several, bool(types))
     with atomic_file(path) as partial, disk_errors(path):
         if ending == ".parquet":
-            with _ParquetWriter(partial, dimension, several, tokens) as writer:
+            with _ParquetWriter(partial, dimension, several, tokens, types or {}) as writer:
                 yield writer
             return
         with partial.open("wb") as file, contextlib.ExitStack() as temporary:
@@ -159,15 +172,14 @@ def _entry(kind: str, shape: list[int], begin: int, end: int) -> dict[str, Any]:
 class _ParquetWriter:
     """A row group a chunk. Floats are neither compressed nor made a dictionary of: they hardly ever repeat."""
 
-    def __init__(self, path: Path, dimension: int, several: bool, tokens: bool) -> None:
+    def __init__(self, path: Path, dimension: int, several: bool, tokens: bool, types: Mapping[str, Any]) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         vector = pa.list_(pa.float32(), dimension)
-        fields = [pa.field("vectors", pa.list_(vector)) if several else pa.field("vector", vector)]
-        if tokens:
-            fields.append(pa.field("token_ids", pa.list_(pa.int32())))
-        self.schema = pa.schema(fields)
+        own = (pa.list_(vector) if several else vector, pa.list_(pa.int32()))
+        fields = dict(zip(parquet_columns(several, tokens), own, strict=False))
+        self.types, self.schema = types, pa.schema({**types, **fields})
         self.several, self.tokens, self.dimension = several, tokens, dimension
         self.writer = pq.ParquetWriter(path, self.schema, use_dictionary=False, compression="none")
 
@@ -187,4 +199,5 @@ class _ParquetWriter:
             columns = [pa.ListArray.from_arrays(offsets, columns[0])]
             if self.tokens:
                 columns.append(pa.ListArray.from_arrays(offsets, pa.array(vectors.token_ids, pa.int32())))
-        self.writer.write_table(pa.table(columns, schema=self.schema))
+        kept = [pa.array([row[name] for row in vectors.kept], kind) for name, kind in self.types.items()]
+        self.writer.write_table(pa.table([*kept, *columns], schema=self.schema))

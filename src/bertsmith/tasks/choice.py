@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bertsmith.tasks import losses
 from bertsmith.tasks.batches import PackedBatch
-from bertsmith.tasks.choice_files import read_choices
+from bertsmith.tasks.choice_files import is_codah, read_choices
 from bertsmith.tasks.examples import ChoiceExample, EncodedSequence, EncodingReport
 from bertsmith.tasks.long_texts import encode_texts
 from bertsmith.tasks.metrics import ChoiceMetrics
@@ -32,6 +32,9 @@ class ChoiceTask(Task):
     ) -> Iterator[ChoiceExample]:
         spec = self.spec
         return read_choices(path, spec.text_column, spec.label_column, labelled, spec.encoding, report=read)
+
+    def is_table(self, path: str) -> bool:
+        return self.spec.text_column is not None or not is_codah(path, self.spec.encoding)
 
     def encode(
         self, examples: Sequence[ChoiceExample], report: EncodingReport, train: bool

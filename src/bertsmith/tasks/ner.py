@@ -89,6 +89,9 @@ class TaggingTask(Task):
             report=read,
         )
 
+    def is_table(self, path: str) -> bool:
+        return is_word_table(path)
+
     def learn_labels(self, examples: Iterator[TaggedExample]) -> tuple[str, ...]:
         """O, then B- and I- of every type there is, so that any entity of a known type can be said."""
         types = {tag.partition("-")[2] for example in examples for tag in example.tags or () if tag != "O"}

@@ -15,7 +15,7 @@ from bertsmith.tasks.batches import PackedBatch
 from bertsmith.tasks.examples import EncodedSequence, EncodingReport, QuestionExample
 from bertsmith.tasks.spans import SpanOptions, check_questions, decode_spans, encode_questions
 from bertsmith.tasks.spec import TaskSpec
-from bertsmith.tasks.squad_files import AnswerReport, read_squad
+from bertsmith.tasks.squad_files import AnswerReport, is_document, read_squad
 from bertsmith.tasks.squad_metrics import SquadMetrics
 from bertsmith.tasks.task import Floats, Row, Scorer, Task
 from bertsmith.text.documents import ReadReport
@@ -56,6 +56,9 @@ class SpanTask(Task):
             sought = f": answer {what.replace('_', ' ')}"
             place = next((place for place in answers.places if place.endswith(sought)), "")
             report.note(name, getattr(answers, what), place.removesuffix(sought))
+
+    def is_table(self, path: str) -> bool:
+        return not is_document(path, self.spec.encoding)
 
     def is_labelled(self, example: Any) -> bool:
         return example.answers is not None

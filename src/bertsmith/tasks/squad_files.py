@@ -125,7 +125,7 @@ def read_squad(
 
 def _questions(path: str, encoding: str, report: ReadReport | None) -> Iterator[tuple[str, str, TableRow]]:
     """(place, id, cells of QUESTION_COLUMNS) of every question."""
-    if _is_document(path, encoding):
+    if is_document(path, encoding):
         yield from _document_questions(path, encoding, report)
         return
     with Table(path, encoding, report, advice="these names are fixed; rename the columns in the file") as table:
@@ -149,7 +149,7 @@ def _read_id(value: Any, place: str) -> str:
         raise UserError(f"{place}: the id {error}; it must be a text") from None
 
 
-def _is_document(path: str, encoding: str) -> bool:
+def is_document(path: str, encoding: str) -> bool:
     """Whether a file is one JSON document rather than an object a line."""
     file = TextFile(path, ReadOptions(encoding=encoding), ReadReport())
     try:

@@ -84,6 +84,10 @@ class Task(ABC):
     ) -> Iterator[Any]:
         """`read`, as each kind of task does it: `read` is for the file's reader, `report` for the task's own notes."""
 
+    def is_table(self, path: str) -> bool:
+        """Whether a file, as the task reads it, is a table with a row for each example; layouts of its own are none."""
+        return True
+
     def learn_labels(self, examples: Iterator[Any]) -> tuple[str, ...]:
         """The classes that a training file holds, in a fixed order; () for tasks whose outputs have no names."""
         for _ in examples:

@@ -6,6 +6,7 @@ or damaged stream is an error that names the file. Memory is a few blocks of 1 M
 
 import bz2
 import lzma
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterator
@@ -29,6 +30,11 @@ COMPRESSIONS = (
 def is_url(path: str) -> bool:
     """Whether `path` is for fsspec (`s3://…`, `memory://…`, `simplecache::…`) and not a plain local path."""
     return URL.match(path) is not None
+
+
+def is_read_once(path: str) -> bool:
+    """Whether `path` is a pipe or its like, which gives what it holds to its first reader only."""
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
 def file_system(url: str) -> tuple[Any, str]:

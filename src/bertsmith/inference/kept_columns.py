@@ -1,0 +1,186 @@
+"""Columns of an input that are carried along into an output (`--keep`): an id beside what is computed of its row.
+
+The table is read a second time beside the reading that the model is fed from, and as far. Both must be at the same
+line at every row, so that no cell ever stands beside another row's result.
+"""
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bertsmith.errors import UserError
+from bertsmith.inference.row_writer import Row
+from bertsmith.tasks.table import Table
+from bertsmith.text.decoding import TextFile
+from bertsmith.text.documents import ReadOptions, ReadReport
+from bertsmith.text.readers import detect_kind
+from bertsmith.text.streams import is_read_once
+from bertsmith.text.tables import open_parquet_file
+
+_Read = TypeVar("_Read")
+_ROWS_AT_ONCE = 4096
+
+
+class KeptColumns:
+    """The columns `names` of a table at `path`; without names, nothing is read and nothing is kept.
+
+    `output`: the file they are written to. `own`: the names of its other columns. `is_table`: whether a file has a row
+    for each result, where its kind does not tell.
+
+    Cells are as they are in the input: text as typed of .csv and .tsv, any value of .jsonl and .parquet. An output that
+    is no .parquet gets what JSON can hold: dates as ISO text, null for a number that is none. A key that a line of
+    .jsonl lacks is null; the first line must have it.
+
+    Raises UserError for a name that is absent, empty, given twice or among `own`, and for files that cannot be kept of
+    or kept in.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        names: Sequence[str],
+        output: Path | None,
+        own: Iterable[str],
+        encoding: str = "utf-8",
+        is_table: Callable[[str], bool] = lambda path: True,
+    ) -> None:
+        self.path, self.names, self.encoding = path, tuple(names), encoding
+        self.to_parquet = output is not None and output.suffix.lower() == ".parquet"
+        self.waiting = deque[Row]()
+        if self.names:
+            if output is None:
+                raise UserError("--keep: there is no file to write columns to; name one with --output")
+            self._check_names(own)
+            self._check_input(is_table)
+
+    def _check_names(self, own: Iterable[str]) -> None:
+        own = list(own)
+        for name in self.names:
+            if not name:
+                raise UserError("--keep: a name is empty; give the names of columns with commas between them")
+            if self.names.count(name) > 1:
+                raise UserError(f"--keep: {name!r} is given twice; name each column once")
+            if name in own:
+                raise UserError(
+                    f"--keep: {name!r} is what a column of the output itself is called ({', '.join(own)}); rename it "
+                    "in the input, or leave it out"
+                )
+
+    def _check_input(self, is_table: Callable[[str], bool]) -> None:
+        if is_read_once(self.path):
+            raise UserError(f"{self.path}: can be read once only, and --keep reads it twice; put it in a file")
+        with closing(TextFile(self.path, ReadOptions(encoding=self.encoding), ReadReport())) as file:
+            self.kind = detect_kind(file)
+        if self.kind == "text" or not is_table(self.path):
+            raise UserError(
+                f"{self.path}: has no columns with names that --keep could mean; give a .csv, .tsv, .jsonl or "
+                ".parquet file with a row for each prediction"
+            )
+        with self._open(ReadReport()) as table:
+            table.require(self.names)
+
+    def _open(self, report: ReadReport | None) -> Table:
+        return Table(self.path, self.encoding, report, advice="--keep takes their names")
+
+    def follow(self, rows: Iterable[_Read], place: Callable[[_Read], str]) -> Iterator[_Read]:
+        """`rows` as they are read, unchanged; the cells of each then wait for `take`. `place`: where a row came from,
+        `file:line`.
+
+        Raises UserError where the table's rows are others.
+        """
+        if not self.names:
+            yield from rows
+            return
+        self.waiting.clear()
+        # bytes that are replaced are said by who reads the rows, but for those of columns that only this reads
+        with self._open(ReadReport() if self.kind in ("csv", "tsv") else None) as table:
+            beside = self._rows(table)
+            for row in rows:
+                line, cells = next(beside, (0, {}))
+                if f"{self.path}:{line}" != place(row):
+                    raise UserError(
+                        f"{place(row)}: --keep finds another row here (line {line}); a blank line, a carriage return "
+                        "inside a cell or another layout than a table's came before: mend the file"
+                    )
+                self.waiting.append(cells if self.to_parquet else {name: to_json(cells[name]) for name in self.names})
+                yield row
+
+    def _rows(self, table: Table) -> Iterator[tuple[int, Row]]:
+        """(line, all cells to keep) of every row."""
+        line = 0
+        try:
+            for row in table.rows((), self.names):
+                line = row.line
+                yield line, {name: row.cells.get(name) for name in self.names}
+        except (ValueError, OverflowError) as error:  # nanoseconds, years past 9999: Python has no date for them
+            raise UserError(
+                f"{self.path} (after row {line:,}): --keep: a value that cannot be carried along: {error}"
+            ) from error
+
+    def take(self, count: int) -> list[Row]:
+        """The cells of the next `count` rows."""
+        return [self.waiting.popleft() for _ in range(count)] if self.names else [{}] * count
+
+    def beside(self, rows: Sequence[Row]) -> list[Row]:
+        """The next rows of an output: what was kept of each before what was computed of it."""
+        return [kept | row for kept, row in zip(self.take(len(rows)), rows, strict=True)]
+
+    def arrow_types(self) -> dict[str, Any]:
+        """The Arrow type of each column, for an output that is .parquet (else {}): what the input's is or, where that
+        is .jsonl, what all its values are, for which it is read to its end.
+
+        Raises UserError for values that make no column.
+        """
+        if not self.names or not self.to_parquet:
+            return {}
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if self.kind in ("csv", "tsv"):
+            return dict.fromkeys(self.names, pa.string())
+        if self.kind == "parquet":
+            with open_parquet_file(self.path) as file:
+                return {name: _read_type(file.schema_arrow.field(name).type) for name in self.names}
+        schemas = {name: pa.schema([]) for name in self.names}
+        with self._open(ReadReport()) as table:
+            rows = self._rows(table)
+            while chunk := [cells for _, cells in itertools.islice(rows, _ROWS_AT_ONCE)]:
+                for name, schema in schemas.items():
+                    try:
+                        more = pa.schema([(name, pa.array([cells[name] for cells in chunk]).type)])
+                        schemas[name] = pa.unify_schemas([schema, more], promote_options="permissive")
+                        pq.write_table(schemas[name].empty_table(), pa.BufferOutputStream())  # not all types can be
+                    except (pa.ArrowException, OverflowError) as error:
+                        raise UserError(
+                            f"{self.path}: --keep: column {name!r} holds values that make no column of a .parquet file "
+                            f"({str(error).splitlines()[0]}); name a .jsonl as the --output"
+                        ) from None
+        return {name: schema.field(name).type if len(schema) else pa.null() for name, schema in schemas.items()}
+
+
+def _read_type(kind: Any) -> Any:
+    """The type of the values that `parquet_rows` gives for a column of Arrow type `kind`."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return pa.string() if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) else kind
+
+
+def to_json(value: Any) -> Any:
+    """A cell as JSON can hold it: dates and times as ISO text, bytes and other kinds as text, NaN as null."""
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    if isinstance(value, dict):
+        return {key: to_json(item) for key, item in value.items()}
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)

@@ -1,0 +1,385 @@
+"""Columns carried along: the cells of every row, as they are in the input, beside what was computed of that row."""
+
+import csv
+import datetime
+import decimal
+import json
+import os
+import random
+from collections.abc import Callable, Iterator
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import save_pretrained
+
+from bertsmith.errors import UserError
+from bertsmith.inference import features, kept_columns, predictor
+from bertsmith.inference.kept_columns import KeptColumns
+from bertsmith.inference.loaded import LoadedModel, load
+from bertsmith.inference.predict import predict_file
+from bertsmith.inference.row_writer import open_row_writer
+from bertsmith.inference.scoring import score_file, score_pairs_file
+from bertsmith.tasks.table import read_table
+from command_line import bertsmith
+from made_tasks import questions, write_rows, write_squad
+
+Tuned = Callable[[str], Path]
+Files = dict[str, tuple[Path, Path]]
+FP32 = ("--precision", "fp32", "--device", "cpu")
+INPUTS = [".csv", ".tsv", ".jsonl", ".parquet", ".csv.gz", ".jsonl.gz"]
+OUTPUTS = [".csv", ".tsv", ".jsonl", ".parquet"]
+# as strange as a .tsv can hold them
+CELLS = ["007", "NA", "", 'say "x"', "a,b", " padded ", "é 中 ☃", "null", "1e5", "'"]
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_pretrained(tmp_path_factory.mktemp("pretrained"))
+
+
+@pytest.fixture(scope="module")
+def loaded(pretrained: Path) -> LoadedModel:
+    return load(pretrained, precision="fp32")
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The rows of an output; cells of .csv and .tsv as texts."""
+    if path.suffix == ".parquet":
+        return pq.read_table(path).to_pylist()
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    with path.open(encoding="utf-8", newline="") as file:
+        quoting: Any = csv.QUOTE_MINIMAL if path.suffix == ".csv" else csv.QUOTE_NONE
+        return list(csv.DictReader(file, delimiter=",\t"[path.suffix == ".tsv"], quoting=quoting))
+
+
+def table(path: Path, count: int = 20, text: str = "text") -> tuple[Path, list[tuple[str, str]]]:
+    """A file of `count` rows, and its cells of `id` and `note`."""
+    cells = [(f"{number:03d}", CELLS[number % len(CELLS)]) for number in range(count)]
+    rows = [(note, f"a good film {number}", row) for number, (row, note) in enumerate(cells)]
+    return write_rows(path, ("note", text, "id"), rows), cells
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize("ending", INPUTS)
+def test_texts_come_back_from_every_format_in_every_format(
+    tuned: Tuned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, output: str
+) -> None:
+    """In several chunks; first in the row, in the order they are named in; the predictions are what they were."""
+    monkeypatch.setattr(predictor, "CHUNK", 3)
+    source, cells = table(tmp_path / f"in{ending}")
+    run, out = tuned("classify"), tmp_path / f"out{output}"
+    summary = predict_file(run, str(source), out, "cpu", "fp32", keep=["id", "note"])
+    found = read(out)
+    assert summary["rows"] == len(found) == 20
+    assert [(row["id"], row["note"]) for row in found] == cells
+    assert list(found[0]) == ["id", "note", "label", "scores"]
+    predict_file(run, str(source), tmp_path / f"plain{output}", "cpu", "fp32")
+    assert [{"label": row["label"], "scores": row["scores"]} for row in found] == read(tmp_path / f"plain{output}")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=6), min_size=1, max_size=8),
+    st.sampled_from([".csv", ".jsonl", ".parquet"]),
+    st.sampled_from([".csv", ".jsonl", ".parquet"]),
+)
+def test_any_text_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], ending: str, output: str
+) -> None:
+    folder = tmp_path_factory.mktemp("kept")
+    source, out = folder / f"in{ending}", folder / f"out{output}"
+    with open_row_writer(source) as writer:
+        writer.write([{"id": text, "n": number} for number, text in enumerate(texts)])
+    copy(source, out, ["id"])
+    assert [row["id"] for row in read(out)] == texts
+
+
+def copy(source: Path, out: Path, names: list[str], at_once: int = 3) -> None:
+    """The columns of `source`, beside the row's number, `at_once` rows at a time."""
+    kept = KeptColumns(str(source), names, out, ["row"])
+    rows = kept.follow(read_table(str(source), []), lambda row: f"{source}:{row.line}")
+    with open_row_writer(out, kept.arrow_types()) as writer:
+        waiting = 0
+        for _ in rows:
+            waiting += 1
+            if waiting == at_once:
+                writer.write(kept.beside([{"row": 0}] * waiting))
+                waiting = 0
+        writer.write(kept.beside([{"row": 0}] * waiting))
+
+
+VALUES = [3, -1, None, 2**60], [0.5, 1.0, None, 2.5], [True, None, False, True], [["a"], [], None, ["b", "é"]]
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_values_stay_what_they_are(tmp_path: Path, ending: str, output: str) -> None:
+    rows = list(zip(*VALUES, [{"x": 1}, {"x": None}, {"x": 2}, None], strict=True))
+    source, out = write_rows(tmp_path / f"in{ending}", list("abcde"), rows), tmp_path / f"out{output}"
+    copy(source, out, list("abcde"), at_once=1)
+    expected = [dict(zip("abcde", row, strict=True)) for row in rows]
+    if output in (".jsonl", ".parquet"):
+        assert [{name: row[name] for name in "abcde"} for row in read(out)] == expected
+    else:
+        spelled = [
+            {key: "" if value is None else json.dumps(value, ensure_ascii=False) for key, value in row.items()}
+            for row in expected
+        ]
+        assert [{name: row[name] for name in "abcde"} for row in read(out)] == spelled
+
+
+def test_dates_and_other_types_of_parquet(tmp_path: Path) -> None:
+    """The types of a .parquet stay; elsewhere values are text as ISO 8601 and JSON have it."""
+    moment = datetime.datetime(2024, 2, 29, 12, 30, tzinfo=datetime.UTC)
+    columns = {
+        "day": pa.array([datetime.date(2024, 2, 29), None]),
+        "moment": pa.array([moment, None], pa.timestamp("us", tz="UTC")),
+        "time": pa.array([datetime.time(1, 2), None], pa.time32("ms")),
+        "price": pa.array([decimal.Decimal("1.10"), None], pa.decimal128(9, 2)),
+        "small": pa.array([7, None], pa.int8()),
+        "number": pa.array([float("nan"), 1.5], pa.float32()),
+        "code": pa.array(["x", None]).dictionary_encode(),
+        "bytes": pa.array(["é".encode(), None]),
+        "nothing": pa.array([None, None], pa.null()),
+        "days": pa.array([[datetime.date(2024, 1, 1)], None]),
+        "map": pa.array([[("k", b"v")], None], pa.map_(pa.string(), pa.binary())),
+    }
+    source = tmp_path / "in.parquet"
+    pq.write_table(pa.table(columns), source)
+    copy(source, tmp_path / "out.parquet", list(columns))
+    found = pq.read_table(tmp_path / "out.parquet")
+    for name, column in columns.items():
+        if name in ("code", "bytes"):
+            assert found[name].to_pylist() == [{"code": "x", "bytes": "é"}[name], None]
+        else:
+            assert found[name].type == column.type
+            assert str(found[name].to_pylist()) == str(column.to_pylist())  # NaN is not itself
+    copy(source, tmp_path / "out.jsonl", list(columns))
+    first, second = read(tmp_path / "out.jsonl")
+    assert first == {
+        "day": "2024-02-29", "moment": "2024-02-29T12:30:00+00:00", "time": "01:02:00", "price": "1.10", "small": 7,
+        "number": None, "code": "x", "bytes": "é", "nothing": None, "days": ["2024-01-01"], "map": [["k", "v"]],
+        "row": 0,
+    }  # fmt: skip
+    assert second == dict.fromkeys(columns) | {"number": 1.5, "row": 0}
+
+
+def test_what_python_has_no_date_for_is_told(tmp_path: Path) -> None:
+    source = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"at": pa.array([1000, 1], pa.timestamp("ns"))}), source)
+    with pytest.raises(
+        UserError, match=r"in\.parquet \(after row \d\): --keep: a value that cannot be carried along: "
+    ):
+        copy(source, tmp_path / "out.jsonl", ["at"])
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_parquet_column_is_one_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What all lines of a .jsonl hold decides, however late: told before anything is computed."""
+    monkeypatch.setattr(kept_columns, "_ROWS_AT_ONCE", 2)
+    late = write_rows(tmp_path / "late.jsonl", ["id"], [(None,), (None,), (3,), (0.5,), (None,), (7,)])
+    copy(late, tmp_path / "out.parquet", ["id"])
+    assert [row["id"] for row in read(tmp_path / "out.parquet")] == [None, None, 3, 0.5, None, 7]
+    for number, values in enumerate(([1, 2, "x"], [1, "x"], [2**70], [{}])):
+        mixed = write_rows(tmp_path / f"{number}.jsonl", ["id"], [(value,) for value in values])
+        kept = KeptColumns(str(mixed), ["id"], tmp_path / "out.parquet", [])
+        with pytest.raises(
+            UserError, match=r"column 'id' holds values that make no column of a \.parquet file \(.*\);"
+        ):
+            kept.arrow_types()
+        copy(mixed, tmp_path / "out.jsonl", ["id"])
+        assert [row["id"] for row in read(tmp_path / "out.jsonl")] == values
+
+
+def test_a_key_that_a_line_lacks_is_null(tuned: Tuned, tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"text": "a", "id": 1}\n\n{"text": "b"}\n{"id": 3, "text": "c"}\n', encoding="utf-8")
+    predict_file(tuned("classify"), str(source), tmp_path / "out.jsonl", "cpu", "fp32", keep=["id"])
+    assert [row["id"] for row in read(tmp_path / "out.jsonl")] == [1, None, 3]
+
+
+@pytest.mark.parametrize("kind", ["pairs", "regress", "multilabel", "choice", "ner", "squad1"])
+def test_every_kind_of_task(tuned: Tuned, tmp_path: Path, kind: str) -> None:
+    columns: dict[str, list[Any]] = {
+        "pairs": [("sentence1", "a"), ("sentence2", "b")],
+        "regress": [("text", "a")],
+        "multilabel": [("text", "a")],
+        "choice": [("context", "a"), ("choices", ["b", "c"])],
+        "ner": [("tokens", ["a", "b"])],
+        "squad1": [("question", "who"), ("context", "anna lives")],
+    }
+    names, cells = zip(*columns[kind], strict=True)
+    source = write_rows(tmp_path / "in.jsonl", ("key", *names), [(number, *cells) for number in range(5)])
+    predict_file(tuned(kind), str(source), tmp_path / "out.jsonl", "cpu", "fp32", keep=["key", names[0]])
+    found = read(tmp_path / "out.jsonl")
+    assert [row["key"] for row in found] == list(range(5))
+    assert [row[names[0]] for row in found] == [cells[0]] * 5
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_no_rows(tuned: Tuned, loaded: LoadedModel, tmp_path: Path, output: str) -> None:
+    source = tmp_path / "in.csv"
+    source.write_text("text,id,good,bad\n", encoding="utf-8")
+    out = tmp_path / f"out{output}"
+
+    def header() -> list[str]:
+        if output == ".parquet":
+            assert pq.read_schema(out).field("id").type == pa.string()
+            return pq.read_schema(out).names
+        return out.read_text("utf-8").strip().split(",\t"[output == ".tsv"]) if output != ".jsonl" else []
+
+    predict_file(tuned("classify"), str(source), out, "cpu", "fp32", keep=["id"])
+    assert header() == ([] if output == ".jsonl" else ["id", "label", "scores"])
+    score_file(loaded.scorer(), str(source), out, keep=["id"])
+    assert header() == ([] if output == ".jsonl" else ["id", "pll", "tokens", "pppl"])
+
+
+def test_score(loaded: LoadedModel, tmp_path: Path) -> None:
+    source, cells = table(tmp_path / "in.tsv", text="good")
+    plain = score_file(loaded.scorer(), str(source), tmp_path / "plain.jsonl", "good")
+    kept = score_file(loaded.scorer(), str(source), tmp_path / "out.jsonl", "good", keep=["note", "id"])
+    assert kept["pppl"] == plain["pppl"]
+    found = read(tmp_path / "out.jsonl")
+    assert [(row.pop("id"), row.pop("note")) for row in found] == cells
+    assert found == read(tmp_path / "plain.jsonl")
+    rows = [("the cat", "cat the", number) for number in range(5)]
+    source = write_rows(tmp_path / "pairs.jsonl", ("good", "bad", "UID"), rows)
+    score_pairs_file(loaded.scorer(), str(source), tmp_path / "out.parquet", keep=["UID"])
+    found = read(tmp_path / "out.parquet")
+    assert list(found[0]) == ["UID", "good_pll", "bad_pll", "good_tokens", "bad_tokens", "correct"]
+    assert [row["UID"] for row in found] == list(range(5))
+
+
+@pytest.mark.parametrize("flags", [(), ("--pool", "none"), ("--words",)])
+@pytest.mark.parametrize("ending", [".csv", ".jsonl", ".parquet"])
+def test_embed(
+    pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, flags: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(features, "TEXTS_AT_ONCE", 7)
+    source, cells = table(tmp_path / f"in{ending}")
+    command = ("embed", pretrained, "--input", source, *FP32, *flags, "--json", "--output")
+    assert bertsmith(*command, tmp_path / "out.parquet", "--keep", "note, id").json["rows"] == 20
+    bertsmith(*command, tmp_path / "plain.parquet")
+    found = read(tmp_path / "out.parquet")
+    assert list(found[0])[:2] == ["note", "id"]
+    assert [(row.pop("id"), row.pop("note")) for row in found] == cells
+    assert found == read(tmp_path / "plain.parquet")
+
+
+def test_memory_is_that_of_the_rows_between(tmp_path: Path) -> None:
+    source, _ = table(tmp_path / "in.csv", 100)
+    kept = KeptColumns(str(source), ["id"], tmp_path / "out.csv", [])
+    rows = kept.follow(((f"{source}:{number + 2}", number) for number in range(100)), itemgetter(0))
+    for number, _ in enumerate(rows):
+        assert len(kept.waiting) == 1
+        assert kept.take(1) == [{"id": f"{number:03d}"}]
+
+
+def test_bytes_that_are_replaced_are_said(tuned: Tuned, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Once: of a .csv by who reads its rows, of a .parquet's column by who alone reads it."""
+    (tmp_path / "in.csv").write_bytes(b"text,id\na,caf\xe9\n")
+    pq.write_table(pa.table({"text": ["a"], "id": [b"caf\xe9"]}), tmp_path / "in.parquet")
+    for name, said in (("in.csv", "invalid_bytes"), ("in.parquet", "1 bytes are not utf-8")):
+        predict_file(tuned("classify"), str(tmp_path / name), tmp_path / "out.csv", "cpu", "fp32", keep=["id"])
+        assert [row["id"] for row in read(tmp_path / "out.csv")] == ["caf\ufffd"]
+        assert capsys.readouterr().err.count(said) >= 1
+    predict_file(
+        tuned("classify"), str(tmp_path / "in.csv"), tmp_path / "out.csv", "cpu", "fp32", keep=["id"], encoding="cp1252"
+    )
+    assert [row["id"] for row in read(tmp_path / "out.csv")] == ["café"]
+
+
+# --- mistakes
+
+
+def test_mistakes(
+    tuned: Tuned, pretrained: Path, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sentence each, before anything is computed."""
+    monkeypatch.chdir(tmp_path)
+
+    def computed(*_: Any) -> Iterator[Any]:
+        raise AssertionError("the model computed")
+
+    monkeypatch.setattr("bertsmith.inference.predict.predict_examples", computed)
+    monkeypatch.setattr("bertsmith.inference.loaded.load", computed)
+    write_rows(Path("in.csv"), ("text", "label", "key"), [("a", "pos", "1")])
+    write_rows(Path("in.parquet"), ("text", "vector", "id"), [("a", "x", 1)])
+    Path("in.txt").write_text("a\n", encoding="utf-8")
+    Path("in.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
+    write_squad(Path("pretty.json"), questions(2))
+    Path("pretty.json").write_text(json.dumps(json.loads(Path("pretty.json").read_text()), indent=1), encoding="utf-8")
+    Path("codah.tsv").write_text("i\ta\tb\tc\td\te\t0\n" * 3, encoding="utf-8")
+    os.mkfifo("pipe.csv")
+    nameless = "has no columns with names that --keep could mean; give a .csv, .tsv, .jsonl or .parquet file"
+    predicting = ("predict", tuned("classify"), "--output", "out.jsonl", "--input")
+    embedding = ("embed", pretrained, "--input", "in.parquet", "--output")
+    scoring = ("score", pretrained, "--input", "in.csv")
+    for command, keep, message in (
+        ((*predicting, "in.csv"), "kye", "in.csv:1: no column 'kye' in the first row, which must name the columns; "
+         "there are 'text', 'label', 'key'; --keep takes their names; did you mean 'key'?"),
+        ((*predicting, "in.csv"), "key,KEY", "no column 'KEY'"),
+        ((*predicting, "in.jsonl"), "id", "in.jsonl:1: no key 'id'; there are 'text'; --keep takes their names"),
+        ((*predicting, "in.csv"), "key,label", "--keep: 'label' is what a column of the output itself is called "
+         "(label, scores); rename it in the input, or leave it out"),
+        ((*predicting, "in.csv"), "id, text ,id", "--keep: 'id' is given twice; name each column once"),
+        ((*predicting, "in.csv"), "id,,text", "--keep: a name is empty; give the names of columns"),
+        ((*predicting, "in.txt"), "id", f"in.txt: {nameless}"),
+        ((*predicting, "pipe.csv"), "id", "pipe.csv: can be read once only, and --keep reads it twice"),
+        (("predict", tuned("ner"), "--output", "o.csv", "--input", files["ner"][1]), "id", nameless),
+        (("predict", tuned("squad1"), "--output", "o.csv", "--input", "pretty.json"), "title", nameless),
+        (("predict", tuned("squad1"), "--output", "o.csv", "--input", files["squad1"][1]), "version", nameless),
+        (("predict", tuned("choice"), "--output", "o.csv", "--input", "codah.tsv"), "i", nameless),
+        ((*embedding, "out.npy"), "id", "out.npy: .npy holds vectors and no columns for --keep; name a .parquet"),
+        ((*embedding, "out.safetensors"), "id", "out.safetensors: .safetensors holds vectors and no columns"),
+        ((*embedding, "out.parquet"), "vector", "'vector' is what a column of the output itself is called (vector);"),
+        ((*embedding, "out.parquet"), "idd", "in.parquet:1: no column 'idd'; there are 'text', 'vector', 'id'; "),
+        (scoring, "id", "--keep: there is no file to write columns to; name one with --output"),
+        ((*scoring, "--output", "out.csv"), "number", "no column 'number'"),
+    ):  # fmt: skip
+        said = bertsmith(*command, *FP32, "--keep", keep).mistake
+        assert message in said
+        assert "\n" not in said
+    assert not list(tmp_path.glob("o*"))
+
+
+def test_rows_that_do_not_line_up_are_refused(loaded: LoadedModel, pretrained: Path, tmp_path: Path) -> None:
+    """Readers of texts leave out blank lines of a .csv of one column, where a table has an empty cell."""
+    source = tmp_path / "in.csv"
+    source.write_text("text\na\n\nb\n", encoding="utf-8")
+    assert score_file(loaded.scorer(), str(source), tmp_path / "out.csv")["rows"] == 2
+    told = r"in\.csv:4: --keep finds another row here \(line 3\); a blank line"
+    with pytest.raises(UserError, match=told):
+        score_file(loaded.scorer(), str(source), tmp_path / "new.csv", keep=["text"])
+    said = bertsmith(
+        "embed", pretrained, "--input", source, "--output", tmp_path / "v.parquet", "--keep", "text", *FP32
+    )
+    assert "in.csv:4: --keep finds another row" in said.mistake
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
+
+
+def test_glue_files(tuned: Tuned, tmp_path: Path) -> None:
+    """Of a layout of its own, which is a table with names; line ends inside a cell, which it allows, are told."""
+    kept = KeptColumns(str(write_rows(tmp_path / "test.tsv", ("index", "sentence"), [("4", '"a'), ("2", "b")])),
+                       ["index"], tmp_path / "out.csv", ["label", "scores"])  # fmt: skip
+    from bertsmith.tasks.glue_files import read_glue
+
+    examples = kept.follow(read_glue("sst-2", str(tmp_path / "test.tsv"), "test"), lambda example: example.place)
+    assert [(example.text, kept.take(1)[0]["index"]) for example in examples] == [('"a', "4"), ("b", "2")]
+
+
+def test_a_random_table_through_chunks_of_any_size(tuned: Tuned, tmp_path: Path, monkeypatch: Any) -> None:
+    source = random.Random(3)
+    rows = [(f"a cat {'was ' * source.randrange(9)}{number}", number * 7) for number in range(60)]
+    path = write_rows(tmp_path / "in.jsonl", ("text", "id"), rows)
+    for size in (1, 7, 60, 64):
+        monkeypatch.setattr(predictor, "CHUNK", size)
+        predict_file(tuned("classify"), str(path), tmp_path / "out.parquet", "cpu", "fp32", keep=["id", "text"])
+        assert [(row["text"], row["id"]) for row in read(tmp_path / "out.parquet")] == rows
