@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 from small_models import save_pretrained
 
 from bertsmith.inference import features, predictor
+from bertsmith.tasks.conll import read_conll
 from command_line import Outcome, bertsmith
 from made_tasks import phrase, questions, timeless, write_rows, write_squad
 from rank_runs import run_ranks
@@ -139,6 +140,17 @@ def test_kept_columns(tuned: Tuned, tmp_path: Path) -> None:
     command = ("embed", folder, "--input", source, "--output", output, *FLAGS, "--keep")
     assert "--keep finds another row here" in told(on_ranks(2, *command, "text"))
     assert "'vector' is what a column of the output" in told(on_ranks(2, *command, "vector"))
+
+
+def test_conll(tuned: Tuned, tmp_path: Path) -> None:
+    rows = [(["anna", str(number)],) for number in range(25)]
+    command = ("predict", tuned("ner"), "--output", tmp_path / "out.conll", *FLAGS, "--input")
+    source = write_rows(tmp_path / "in.jsonl", ("tokens",), rows)
+    assert summary_of(on_ranks(3, *command, source))["rows"] == 25
+    read = read_conll(str(tmp_path / "out.conll"), labelled=True)
+    assert [example.words for example in read] == [tuple(words) for (words,) in rows]
+    source = write_rows(tmp_path / "in.jsonl", ("tokens",), [*rows, (["a\tb"],)])
+    assert "in.jsonl:26: the word 'a\\tb' cannot stand in a .conll" in told(on_ranks(2, *command, source))
 
 
 def test_fewer_rows_than_ranks(tuned: Tuned, tmp_path: Path) -> None:

@@ -180,7 +180,10 @@ def add_predict(parser: CommandParser) -> None:
     parser.add_argument("model", metavar="RUN_OR_MODEL", help="a fine-tuned run or model folder")
     parser.add_argument("--input", required=True, metavar="FILE", help="rows to predict, labelled or not")
     parser.add_argument(
-        "--output", required=True, metavar="FILE", help=".jsonl, .csv, .tsv or .parquet; a prediction a row, in order"
+        "--output",
+        required=True,
+        metavar="FILE",
+        help=".jsonl, .csv, .tsv or .parquet, a prediction a row, in order; of ner also .conll: a word, its tag",
     )
     add_keep(parser)
     add_columns(parser)
@@ -254,7 +257,7 @@ score as the leaderboard averages it, and submission.zip with the predictions fo
 What is cut is counted.""",
         """  bertsmith predict sentiment --input new.csv --output predictions.jsonl
   bertsmith predict sentiment --input new.csv --output labelled.csv --keep id,text
-  bertsmith predict ner --input new.conll --output tags.jsonl
+  bertsmith predict ner --input new.conll --output tagged.conll
   torchrun --nproc-per-node 4 -m bertsmith predict sentiment --input new.csv --output out.jsonl""",
         add_predict,
         run_predict,

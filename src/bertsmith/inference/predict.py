@@ -1,7 +1,7 @@
 """`bertsmith predict` and `bertsmith evaluate`: a fine-tuned model over a file, streamed, rows in = rows out.
 
-Predictions are written in input order to .jsonl, .csv, .tsv or .parquet, complete or not at all; memory is that of a
-chunk of rows, whatever the file's size.
+Predictions are written in input order to .jsonl, .csv, .tsv or .parquet (tags of words also to .conll), complete or not
+at all; memory is that of a chunk of rows, whatever the file's size.
 """
 
 import importlib
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from bertsmith.errors import UserError
+from bertsmith.inference.conll_writer import check_conll, check_sentences, is_conll, open_conll_writer, with_words
 from bertsmith.inference.embed import check_input, check_output, say_empty
 from bertsmith.inference.kept_columns import KeptColumns
 from bertsmith.inference.predictor import predict_examples
@@ -76,28 +77,35 @@ def predict_file(
     Raises UserError for a model without a trained output layer, and for rows that cannot be read, naming the line.
     """
     output = Path(output_path)
+    to_conll = is_conll(output)
     with ranks.alike():
-        find_ending(output)
+        if not to_conll:
+            find_ending(output)
         check_input(input_path, ranks)
         if ranks.is_first:
             check_output(input_path, output)
     task, model, device_ = open_for_prediction(model_folder, device, precision, columns, ranks)
     like = _made_up_prediction(task)
     with ranks.alike():
+        if to_conll:
+            check_conll(output, task, keep)
         names = keep if ranks.is_first else ()
         kept = KeptColumns(input_path, names, output, like, task.spec.encoding, task.is_table)
         types = kept.arrow_types()
     report, scorer, begun = EncodingReport(), task.scorer(), time.monotonic()
     rows = labelled = 0
     reader = make_task(replace(task.spec, name=part_of), task.tokenizer) if part_of else task
+    opened = open_conll_writer(output) if to_conll else open_row_writer(output, types)
     with (
-        open_row_writer(output, types) if ranks.is_first else nullcontext() as writer,
+        opened if ranks.is_first else nullcontext() as writer,
         Progress("predicting", None, "rows") as bar,
     ):
         examples = kept.follow(reader.read(input_path, "test", None if score else False, report), attrgetter("place"))
+        if to_conll:
+            examples = check_sentences(examples, task.spec.separator)
         for chunk, predictions in predict_examples(task, model, examples, device_, report, bar.advance, ranks):
             assert writer is not None, "only the first rank gets predictions"
-            writer.write(kept.beside(predictions))
+            writer.write(with_words(chunk, predictions) if to_conll else kept.beside(predictions))
             rows += len(predictions)
             if score:
                 pairs = [pair for pair in zip(chunk, predictions, strict=True) if task.is_labelled(pair[0])]
