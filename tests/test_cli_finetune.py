@@ -56,6 +56,7 @@ def test_from_training_to_predictions(model: Path, files: Files, tmp_path: Path)
     scores = r"^seed 0, rate 0\.005: accuracy [\d.]+  f1 [\d.]+  macro_f1 [\d.]+  matthews [\d.]+$"
     assert re.search(scores, shown.out, re.MULTILINE)
     assert shown.err.count("f1 is that of label 'pos'") == 1
+    assert shown.out.count("f1 is that of label 'pos'\n") == 1
     assert re.search(r"^  neg +precision [\d.]+  recall [\d.]+  f1 [\d.]+  \(12\)$", shown.out, re.MULTILINE)
     assert shown.out.endswith(f"the model is {tmp_path / 'run' / 'model'}\n")
     summary = finetune("classify", model, files, tmp_path / "run", "--epochs", 6, "--json").json
@@ -75,7 +76,12 @@ def test_from_training_to_predictions(model: Path, files: Files, tmp_path: Path)
     compute = ("--device", "cpu", "--precision", "fp32")
     evaluated = bertsmith("evaluate", tmp_path / "run", "--data", files["classify"][1], *compute, "--json").json
     assert evaluated["metrics"] == pytest.approx(summary["dev"])
-    assert bertsmith("evaluate", tmp_path / "run", "--data", files["classify"][1]).out.startswith("task: classify\n")
+    assert evaluated["f1_label"] == summary["f1_label"] == "pos"
+    f1 = next(row["f1"] for row in evaluated["per_class"] if row["label"] == "pos")
+    assert evaluated["metrics"]["f1"] == pytest.approx(f1)
+    evaluated = bertsmith("evaluate", tmp_path / "run", "--data", files["classify"][1])
+    assert evaluated.out.startswith("task: classify\n")
+    assert evaluated.out.count("f1 is that of label 'pos'\n") == 1
     predicted = bertsmith("predict", tmp_path / "run" / "model", "--input", files["classify"][1], "--output",
                           tmp_path / "p.csv", "--json").json  # fmt: skip
     assert {"rows", "truncated", "unknown_rate", "seconds"} <= set(predicted)

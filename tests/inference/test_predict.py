@@ -312,7 +312,8 @@ def test_evaluation_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
     report = {"truncated": 2, "windowed": 0, "unknown_rate": 0.125}
     summary = {
         "task": "classify",
-        "metrics": {"accuracy": 0.75, "matthews": -0.5},
+        "metrics": {"accuracy": 0.75, "f1": 0.5},
+        "f1_label": "positive",
         "one_class_only": False,
         "per_class": [{"label": "neg", **row}, {"label": "positive", **row}],
         "confusion": [[1_234, 0], [7, 12]],
@@ -325,7 +326,8 @@ def test_evaluation_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines() == [
         "task: classify",
         "accuracy: 0.75",
-        "matthews: -0.5",
+        "f1: 0.5",
+        "f1 is that of label 'positive'",
         "  neg                  precision 0.500  recall 1.000  f1 0.667  (1,234)",
         "  positive             precision 0.500  recall 1.000  f1 0.667  (1,234)",
         "  true \\ predicted    neg  positive",
@@ -337,7 +339,7 @@ def test_evaluation_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "predicted" not in shown
     assert "every prediction is one and the same\n" in shown
-    show_evaluate(summary | {"labels": [], "confusion": None, "per_class": None})
+    show_evaluate(summary | {"labels": [], "confusion": None, "per_class": None, "f1_label": None})
     assert len(capsys.readouterr().out.splitlines()) == 4
 
 

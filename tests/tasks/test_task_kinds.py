@@ -96,6 +96,22 @@ def test_classes(tokenizer: BertTokenizer) -> None:
         scorer.add([text("x", 9)], [{"label": "neg"}])
 
 
+def test_f1_says_of_which_class_it_is(tokenizer: BertTokenizer) -> None:
+    """Of two classes, where it is a metric; not of three, entities, answers or sets of labels."""
+    for name, labels, expected in (
+        ("classify", ("neg", "pos"), "pos"),
+        ("pairs", ("1", "2"), "1"),
+        ("classify", ("a", "b", "c"), None),
+        ("mrpc", ("0", "1"), "1"),
+        ("cola", ("0", "1"), None),
+        ("multilabel", ("a", "b"), None),
+        ("ner", ("O", "B-x", "I-x"), None),
+        ("squad1", (), None),
+        ("regress", (), None),
+    ):
+        assert task_of(tokenizer, name, *labels).f1_label == expected
+
+
 def test_glue_has_its_own_metrics(tokenizer: BertTokenizer) -> None:
     for name, first, names in (
         ("cola", "matthews", ["matthews", "accuracy"]),

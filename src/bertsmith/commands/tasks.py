@@ -71,8 +71,15 @@ def show_finetune(summary: Summary) -> None:
             f"{summary['metric']}: mean {summary['mean']:.4g}, standard deviation {summary['std']:.2g}, best "
             f"{summary['best']:.4g}, worst {summary['worst']:.4g}, degenerate runs {summary['degenerate_runs']}"
         )
+    _show_f1_label(summary)
     _show_classes(summary)
     print_text(f"the model is {summary['model_dir']}")
+
+
+def _show_f1_label(summary: Summary) -> None:
+    """Which of two classes `f1` is of: that of the other one is another number."""
+    if summary["f1_label"] is not None:
+        print_text(f"f1 is that of label {summary['f1_label']!r}")
 
 
 def _show_classes(summary: Summary) -> None:
@@ -152,6 +159,7 @@ def show_evaluate(summary: Summary) -> None:
     print_text(f"task: {summary['task']}")
     for name, value in summary["metrics"].items():
         print_text(f"{name}: {value:.4g}")
+    _show_f1_label(summary)
     if summary["one_class_only"]:
         print_text("every prediction is one and the same")
     _show_classes(summary)

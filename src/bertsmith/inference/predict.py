@@ -190,6 +190,7 @@ def evaluate_file(
     return {
         "task": task.spec.name,
         "metrics": scorer.compute(),
+        "f1_label": task.f1_label,
         "one_class_only": scorer.one_class_only,
         "per_class": details.get("per_class"),
         "confusion": details.get("confusion"),

@@ -123,6 +123,10 @@ class ClassifyTask(TextTask):
         labels = self.spec.labels
         return None if len(labels) != 2 else "1" if "1" in labels else labels[1]
 
+    @property
+    def f1_label(self) -> str | None:
+        return self.positive if self.glue is None or "f1" in self.glue.metrics else None
+
     def learn_labels(self, examples: Iterator[TextExample]) -> tuple[str, ...]:
         found = {str(example.label) for example in examples}
         return sort_labels(found) if self.glue is None or self.glue.labels is None else self.glue.labels

@@ -220,6 +220,7 @@ def summarize(data: TaskData, results: list[dict[str, Any]], best: dict[str, Any
         "task": task.spec.name,
         "metric": task.metric,
         "dev": best["dev"],
+        "f1_label": task.f1_label,
         "runs": [{key: value for key, value in r.items() if key not in left_out} for r in results],
         "mean": statistics.fmean(values),
         "std": statistics.stdev(values) if len(values) > 1 else None,

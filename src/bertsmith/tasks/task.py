@@ -99,6 +99,11 @@ class Task(ABC):
         """Whether outputs are classes with names, which a training file teaches."""
         return self.outputs == len(self.spec.labels)
 
+    @property
+    def f1_label(self) -> str | None:
+        """The class that the metric `f1` is of; None where it is of no single one, or is none of the metrics."""
+        return None
+
     def learnt_scheme(self) -> str:
         """The tagging scheme of the file last read (ner); else what the spec says."""
         return self.spec.scheme
