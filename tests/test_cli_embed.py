@@ -182,9 +182,10 @@ def test_8_bits_on_request(
 
 
 def test_what_trains_has_no_8_bits(made: Made) -> None:
-    outcome = bertsmith("predict", made.model, "--input", "x.tsv", "--output", "y.jsonl", "--precision", "int8")
+    data = ("--train", "x.tsv", "--dev", "y.tsv", "--out", "run")
+    outcome = bertsmith("finetune", "classify", "--model", made.model, *data, "--precision", "int8")
     assert outcome.code == 2
-    assert "--precision" in outcome.err
+    assert "precision = 'int8' is not allowed" in outcome.err
 
 
 def test_threads_are_set(made: Made, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,12 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+import bertsmith
 from bertsmith import progress
 from bertsmith.commands.tasks import show_evaluate
 from bertsmith.errors import UserError
-from bertsmith.inference import predict, predictor
+from bertsmith.hardware import int8_weight_bits
+from bertsmith.inference import int8, loaded, predict, predictor
 from bertsmith.inference.predict import evaluate_file, predict_file
 from bertsmith.inference.predictor import CHUNK, compute_logits, predict_examples
+from bertsmith.inference.products import can_multiply_int8
 from bertsmith.tasks.examples import EncodingReport, TextExample
 from bertsmith.tasks.model_folder import load_task_model
 from bertsmith.tasks.table import read_text_examples
@@ -405,6 +408,53 @@ def test_precision(tuned: Tuned, files: Files, tmp_path: Path) -> None:
     rounded = rows_of(tmp_path / "b")
     differences = [abs(a["scores"]["pos"] - b["scores"]["pos"]) for a, b in zip(exact, rounded, strict=True)]
     assert 0 < max(differences) < 0.05
+
+
+@pytest.mark.skipif(int8_weight_bits() is None or not can_multiply_int8(), reason="no 8-bit products on this machine")
+@pytest.mark.parametrize("kind", ["classify", "ner", "squad2"])
+def test_in_8_bits(
+    tuned: Tuned, files: Files, tmp_path: Path, kind: str, capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """What the loaded model predicts in this arithmetic, near what is exact; and the metrics say how near."""
+    monkeypatch.setattr(loaded, "_faster_precision", lambda device: "fp32")
+    run, source = tuned(kind), files[kind][1]
+    predict_file(run, str(source), tmp_path / "8", "cpu", "int8")
+    assert "computes in int8 and fp32; the least cosine" in capfd.readouterr().err
+    found, exact = rows_of(tmp_path / "8"), predicted(run, source, tmp_path / "exact")
+    numbers, others = (list(numbers_in(rows)) for rows in (found, exact))
+    if kind != "ner":
+        assert numbers != others
+    if kind == "classify":
+        assert numbers == pytest.approx(others, abs=0.05)
+    model = bertsmith.load(run, "cpu", "int8")
+    examples = list(model.task.read(str(source), "test", False, EncodingReport()))
+    rows = {
+        "classify": lambda example: example.text,
+        "ner": lambda example: example.words,
+        "squad2": lambda example: (example.question, example.context),
+    }
+    again = model.predict([rows[kind](example) for example in examples])
+    assert [row | {"id": None} for row in again] == [row | {"id": None} for row in found]
+    metrics = [evaluate_file(run, str(source), "cpu", precision)["metrics"] for precision in ("fp32", "int8")]
+    assert metrics[0].keys() == metrics[1].keys()
+
+
+def numbers_in(value: Any) -> Iterator[float]:
+    """All numbers with a fraction that rows hold."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from numbers_in(item)
+    elif isinstance(value, float):
+        yield value
+
+
+def test_8_bits_where_there_are_none(tuned: Tuned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int8, "int8_weight_bits", lambda: None)
+    source = write_rows(tmp_path / "in.csv", ("text",), [("a",)])
+    with pytest.raises(UserError, match="precision: int8 needs a CPU with AVX2"):
+        predict_file(tuned("classify"), str(source), tmp_path / "out", "cpu", "int8")
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 def test_the_tokenizer_travels(tuned: Tuned, tokenizer: BertTokenizer, files: Files) -> None:

@@ -12,8 +12,12 @@ import pytest
 from safetensors.numpy import load_file
 from small_models import save_pretrained
 
+from bertsmith.hardware import int8_weight_bits
 from bertsmith.inference import features, predictor
+from bertsmith.inference.predict import predict_file
+from bertsmith.inference.products import can_multiply_int8
 from bertsmith.tasks.conll import read_conll
+from bertsmith.training.ranks import join_ranks
 from command_line import Outcome, bertsmith
 from made_tasks import phrase, questions, timeless, write_rows, write_squad
 from rank_runs import run_ranks
@@ -82,6 +86,23 @@ def test_predict_and_evaluate(tuned: Tuned, tmp_path: Path, texts: Path, kind: s
     if kind == "squad2":
         command = ("evaluate", tuned(kind), "--data", source, *FLAGS)
         assert_alike(timeless(summary_of(on_ranks(3, *command))), timeless(bertsmith(*command).json))
+
+
+def predict_in_8_bits(run: Path, source: Path, output: Path) -> dict[str, Any]:
+    """`predict` as one of several ranks."""
+    with join_ranks() as ranks:
+        return predict_file(run, str(source), output, "cpu", "int8+fp32", ranks=ranks)
+
+
+@pytest.mark.skipif(int8_weight_bits() is None or not can_multiply_int8(), reason="no 8-bit products on this machine")
+def test_predict_in_8_bits(tuned: Tuned, tmp_path: Path, texts: Path) -> None:
+    outputs = [tmp_path / f"{size}.jsonl" for size in (1, 2)]
+    alone = predict_in_8_bits(tuned("classify"), texts, outputs[0])
+    endings = run_ranks(2, predict_in_8_bits, tuned("classify"), texts, outputs[1])
+    assert [ending.error for ending in endings] == [None, None], endings
+    assert timeless(endings[0].value) == timeless(alone)
+    rows = [[json.loads(line) for line in output.read_text("utf-8").splitlines()] for output in outputs]
+    assert_alike(rows[1], rows[0])
 
 
 @pytest.mark.parametrize(

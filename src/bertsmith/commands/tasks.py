@@ -144,7 +144,7 @@ def add_evaluate(parser: CommandParser) -> None:
     parser.add_argument("model", metavar="RUN_OR_MODEL", help="a fine-tuned run or model folder")
     parser.add_argument("--data", required=True, metavar="FILE", help="labelled file")
     add_columns(parser)
-    add_compute(parser, "the faster of the two here")
+    add_compute(parser, "the faster of bf16 and fp32 here", int8=True)
 
 
 def run_evaluate(args: argparse.Namespace, pairs: Pairs) -> Summary:
@@ -195,7 +195,7 @@ def add_predict(parser: CommandParser) -> None:
     )
     add_keep(parser)
     add_columns(parser)
-    add_compute(parser, "the faster of the two here")
+    add_compute(parser, "the faster of bf16 and fp32 here", int8=True)
 
 
 def run_predict(args: argparse.Namespace, pairs: Pairs) -> Summary:

@@ -11,7 +11,7 @@ import numbers
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -93,31 +93,44 @@ def load(
     model.to(where).eval()
     if where.type == "cpu":
         keep_freed_memory()
+    model.bert, precision = use_bert(path, model.bert, tokenizer, where, precision)
+    encoder = Encoder(model.bert, tokenizer, where)
+    return LoadedModel(path, model, encoder, precision, task, _missing_parts(path, report, values, task, model))
+
+
+class UsedBert(NamedTuple):
+    """An encoder that is only used, and the arithmetic it was made for: fp32, bf16, int8+fp32 or int8+bf16."""
+
+    bert: InferenceBert
+    precision: str
+
+
+def use_bert(path: Path, bert: BertModel, tokenizer: BertTokenizer, device: torch.device, precision: str) -> UsedBert:
+    """The encoder of `path`, float32 and on its device, for the arithmetic asked for (see `load`), or found best.
+
+    What was found or lost is said. Raises UserError where 8-bit products are not to be had or the model diverged.
+    """
     if precision == "auto":
         precision = "fp32"
-        if _faster_precision(where.type) == "bf16":
-            used = InferenceBert(copy.deepcopy(model.bert), torch.bfloat16)
-            cosine = _measure_cosine(path, model.bert, used, tokenizer, where)
+        if _faster_precision(device.type) == "bf16":
+            used = InferenceBert(copy.deepcopy(bert), torch.bfloat16)
+            cosine = _measure_cosine(path, bert, used, tokenizer, device)
             precision = "bf16" if cosine >= LEAST_COSINE else "fp32"
             say(
                 f"{path}: computes in {precision}; bf16 is faster here, and the least cosine between its vectors and "
                 f"those of fp32 is {cosine:.5f} on a few texts"
             )
-    if precision in INT8:
-        int8 = choose_int8(model.bert, tokenizer, _SAMPLE)
-        rest = INT8[precision] or _faster_precision(where.type)
-        precision = f"int8+{rest}"
-        used = InferenceBert(copy.deepcopy(model.bert), PRECISIONS[rest], int8)
-        cosine = _measure_cosine(path, model.bert, used, tokenizer, where)
-        say(
-            f"{path}: computes in int8 and {rest}; the least cosine between its vectors and those of fp32 is "
-            f"{cosine:.5f} on a few texts"
-        )
-        model.bert = used
-    else:
-        model.bert = InferenceBert(model.bert, PRECISIONS[precision])
-    encoder = Encoder(model.bert, tokenizer, where)
-    return LoadedModel(path, model, encoder, precision, task, _missing_parts(path, report, values, task, model))
+    if precision not in INT8:
+        return UsedBert(InferenceBert(bert, PRECISIONS[precision]), precision)
+    int8 = choose_int8(bert, tokenizer, _SAMPLE)
+    rest = INT8[precision] or _faster_precision(device.type)
+    used = InferenceBert(copy.deepcopy(bert), PRECISIONS[rest], int8)
+    cosine = _measure_cosine(path, bert, used, tokenizer, device)
+    say(
+        f"{path}: computes in int8 and {rest}; the least cosine between its vectors and those of fp32 is "
+        f"{cosine:.5f} on a few texts"
+    )
+    return UsedBert(used, f"int8+{rest}")
 
 
 @functools.cache

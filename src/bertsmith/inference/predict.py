@@ -17,12 +17,16 @@ import numpy as np
 import torch
 
 from bertsmith.errors import UserError
+from bertsmith.hardware import choose_device
 from bertsmith.inference.conll_writer import check_conll, check_sentences, is_conll, open_conll_writer, with_words
 from bertsmith.inference.embed import check_input, check_output, say_empty
+from bertsmith.inference.int8 import INT8, check_int8
 from bertsmith.inference.kept_columns import KeptColumns
+from bertsmith.inference.loaded import use_bert
 from bertsmith.inference.predictor import predict_examples
 from bertsmith.inference.row_writer import find_ending, open_row_writer
 from bertsmith.model.task_model import BertForTask
+from bertsmith.model.weights import find_model
 from bertsmith.progress import Progress
 from bertsmith.tasks.classification import ClassifyTask, RegressTask
 from bertsmith.tasks.data import warn_of_losses
@@ -37,7 +41,7 @@ from bertsmith.tasks.examples import (
 from bertsmith.tasks.model_folder import load_task_model, weights_sha256
 from bertsmith.tasks.registry import make_task
 from bertsmith.tasks.task import Row, Task
-from bertsmith.training.ranks import ALONE, Ranks, check_same, prepare_machines
+from bertsmith.training.ranks import ALONE, Ranks, check_same, make_alike, prepare_machines
 
 # what computes a task's metrics takes seconds to import: before the bar, which would else stand still at its end
 _METRIC_MODULES: tuple[tuple[type[Task], str], ...] = (
@@ -146,6 +150,13 @@ def open_for_prediction(
         task, model = load_task_model(model_folder, **columns)
     if ranks.size > 1:
         check_same(weights_sha256(model), str(model_folder), ranks)
+    if precision in INT8:
+        with ranks.alike():
+            where = choose_device(device)
+            check_int8(where)
+        path, exact = find_model(model_folder), model.bert
+        model.bert = make_alike(lambda each: use_bert(path, exact, task.tokenizer, where, each), precision, ranks).bert
+        return task, model.eval(), where
     machine = prepare_machines(device, precision, ranks)
     model = model.to(machine.device).eval()
     # the training's own attention: on the dev file `evaluate` gives the very numbers that the run reported
