@@ -137,6 +137,9 @@ def test_progress_text() -> None:
     assert format_progress(7, None, {"loss": 6.8, "mlm_loss": 6.8, "nsp_loss": None, "skipped_steps": 0}, None) == (
         "step 7  loss 6.800"
     )
+    assert format_progress(7, None, {"utilization": 1.19}, 3.0) == (
+        "step 7  119 % of the measured matmul limit, which was measured on a busier machine  3s left"
+    )
     held_out = {"eval_loss": 6.5, "eval_mlm_accuracy": 0.123, "eval_nsp_accuracy": 0.9, "skipped_steps": 2}
     assert format_progress(7, 9, held_out, None) == (
         "step 7/9  held-out loss 6.500  mlm accuracy 12.3 %  nsp accuracy 90.0 %  2 skipped"

@@ -171,7 +171,9 @@ def format_progress(step: int, total_steps: int | None, metrics: Mapping[str, Nu
     if (speed := value("tokens_per_second")) is not None:
         parts.append(f"{speed:,.0f} tok/s")
     if (share := value("utilization")) is not None:
-        parts.append(f"{100 * share:.0f} % of the measured matmul limit")
+        # what other programs took while the limit was measured, the run has now
+        busier = ", which was measured on a busier machine" if share > 1 else ""
+        parts.append(f"{100 * share:.0f} % of the measured matmul limit{busier}")
     if skipped := value("skipped_steps"):
         parts.append(f"{skipped:.0f} skipped")
     if seconds_left is not None:
