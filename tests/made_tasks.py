@@ -44,7 +44,7 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 # what differs from run to run though the training is the same
 TIMES = ("seconds", "train_seconds", "tokens_per_second", "examples_per_second", "utilization")
-PLACES_IN_SUMMARY = ("model_dir", "path", "output")
+PLACES_IN_SUMMARY = ("model_dir", "path", "output", "held_out_predictions")
 
 
 # --- the model

@@ -50,6 +50,34 @@ def finetune(kind: str, model: Path, files: Files, out: Path, *more: object) -> 
 # --- the four commands, one after the other
 
 
+def test_what_the_test_file_says_is_shown(model: Path, files: Files, tmp_path: Path) -> None:
+    """Its score where it is labelled, the predictions' place in any case; and what no learning at all would score."""
+    source = files["classify"][1]
+    shown = finetune("classify", model, files, tmp_path / "run", "--test", source)
+    outputs = tmp_path / "run" / "test.predictions.jsonl"
+    scores = re.search(r"^seed 0, rate 0\.005: (.*)$", shown.out, re.MULTILINE)
+    assert scores
+    assert f"\ntest: {scores[1]}, predictions: {outputs}\n" in shown.out, "the test file is the dev file"
+    unlabelled = write_rows(tmp_path / "new.csv", ("text",), [("a",)])
+    shown = finetune("classify", model, files, tmp_path / "other", "--test", unlabelled, "--learning-rate", 1e-9)
+    assert f"\ntest: predictions: {tmp_path / 'other' / 'test.predictions.jsonl'}\n" in shown.out
+    rows = [line.rpartition(",")[2] for line in source.read_text("utf-8").splitlines()[1:]]
+    share = max(rows.count(label) for label in rows) / len(rows)
+    assert re.search(rf"^always '(neg|pos)': accuracy {share:.4g}$", shown.out, re.MULTILINE)
+    assert "degenerate" in shown.err or "no better than always answering" in shown.err
+
+
+def test_no_better_than_the_largest_class(model: Path, tmp_path: Path) -> None:
+    """Some predictions differ, and yet nothing is learnt: the texts say nothing of the labels."""
+    rows = [("the cat", "x"), ("a dog", "x"), ("the dog", "y")] * 6
+    data = write_rows(tmp_path / "t.csv", ("text", "label"), rows)
+    other = write_rows(tmp_path / "d.csv", ("text", "label"), [("the dog", "x"), ("a dog", "x"), ("the cat", "y")])
+    files = {"classify": (data, other)}
+    shown = finetune("classify", model, files, tmp_path / "run", "--epochs", 40, "--keep", "last")
+    assert "always 'x': accuracy 0.6667" in shown.out
+    assert "no better than always answering 'x' (accuracy 0.6667); small models want a higher" in shown.err
+
+
 def test_from_training_to_predictions(model: Path, files: Files, tmp_path: Path) -> None:
     shown = finetune("classify", model, files, tmp_path / "run", "--epochs", 6)
     assert shown.code == 0, shown.err

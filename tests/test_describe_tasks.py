@@ -28,6 +28,8 @@ def test_a_fine_tuning_its_model_and_an_export(tmp_path: Path) -> None:
     model = describe_path(run / "model")
     assert model["task"]["name"] == "classify"
     assert list(model["task"]["labels"]) == summary["labels"]
+    assert model["heads"] == ["pooler", "classify"]
+    assert model["unused_tensors"] == []
     out = tmp_path / "deployed"
     assert bertsmith("export", run, "--out", out, "--format", "torch").code == 0
     assert describe_path(out)["kind"] == "export"

@@ -114,15 +114,21 @@ def _describe_weights(folder: Path, model: Any, report: Any, values: dict[str, A
     has_tokenizer = any((folder / name).is_file() for name in _TOKENIZER_FILES)
     tokenizer = _describe_tokenizer(folder) if has_tokenizer else None
     note = vocabulary_note(folder, tokenizer["vocab_size"], model.config) if tokenizer else None
+    task = TaskSpec.from_dict(values[TASK_KEY], str(folder)) if TASK_KEY in values else None
+    # the task's own layer, which the model that is described here, a pre-trained one, has no use for
+    own = [name for name in report.unused if task and name.startswith(("classifier.", "qa_outputs."))]
     return {
         "parameters": _count_parameters(model, absent),
         "encoder_parameters": _count_parameters(model.bert, absent, "bert."),
-        "heads": [name for name, tensors in missing.items() if not tensors and name not in untrained],
+        "heads": [
+            *(name for name, tensors in missing.items() if not tensors and name not in untrained),
+            *([task.name] if task and own else []),
+        ],
         "untrained_heads": [name for name, tensors in missing.items() if not tensors and name in untrained],
-        "unused_tensors": report.unused,
+        "unused_tensors": [name for name in report.unused if name not in own],
         "notes": report.notes if note is None else [*report.notes, note],
         "objective": values.get(OBJECTIVE_KEY),
-        "task": TaskSpec.from_dict(values[TASK_KEY], str(folder)).as_dict() if TASK_KEY in values else None,
+        "task": None if task is None else task.as_dict(),
         "config": model.config.to_dict(),
         "tokenizer": tokenizer,
     }

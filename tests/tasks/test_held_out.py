@@ -1,5 +1,6 @@
 """`--dev-share`: two sides of one file that have no text in common, the same for any seed; the runs made of them."""
 
+import json
 import math
 import random
 from collections import Counter
@@ -269,6 +270,10 @@ def test_dev_scores_are_those_of_what_was_held_out(model: Path, tokenizer: BertT
     assert sum(row["support"] for row in summary["per_class"]) == len(dev) == 12
     assert summary["runs"][0]["steps"] == 2 * math.ceil(36 / 8)
     assert summary["data_report"]["dev"]["held_out_of"] == 48
+    predicted = [json.loads(line) for line in Path(summary["held_out_predictions"]).read_text("utf-8").splitlines()]
+    assert [row["place"] for row in predicted] == [example.place for example in dev]
+    right = sum(row["label"] == example.label for row, example in zip(predicted, dev, strict=True))
+    assert right / len(dev) == summary["dev"]["accuracy"]
 
 
 def test_a_killed_run_goes_on_with_the_same_share_only(

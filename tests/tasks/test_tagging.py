@@ -182,7 +182,7 @@ def test_sequences_of_another_sentence_are_not_taken() -> None:
 @pytest.mark.parametrize(
     ("words", "tags", "max_length", "told"),
     [
-        (("a", "b"), ("O", "B-ORG"), 16, "x:1: tag 'B-ORG' is not known; the tags are O, B-PER, I-PER, B-LOC, I-LOC"),
+        (("a", "b"), ("O", "B-ORG"), 16, "here has tags of type 'ORG'; the training file's types are 'LOC', 'PER'"),
         (("a", "b"), ("O",), 16, "x:1: 1 tags for 2 words; give one a word"),
         (("a",), ("O",), 2, "max_length: 2 tokens do not hold a word; use 3 or more"),
     ],

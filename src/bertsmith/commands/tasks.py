@@ -71,8 +71,15 @@ def show_finetune(summary: Summary) -> None:
             f"{summary['metric']}: mean {summary['mean']:.4g}, standard deviation {summary['std']:.2g}, best "
             f"{summary['best']:.4g}, worst {summary['worst']:.4g}, degenerate runs {summary['degenerate_runs']}"
         )
+    if (largest := summary["largest_class"]) is not None:
+        print_text(f"always {largest['label']!r}: accuracy {largest['accuracy']:.4g}")
     _show_f1_label(summary)
     _show_classes(summary)
+    if (held_out := summary["held_out_predictions"]) is not None:
+        print_text(f"what it predicts for the examples held out: {held_out}")
+    for name, test in summary["test"].items():
+        scored = "" if test["metrics"] is None else f"{_metrics(test['metrics'])}, "
+        print_text(f"{name}: {scored}predictions: {test['output']}")
     print_text(f"the model is {summary['model_dir']}")
 
 

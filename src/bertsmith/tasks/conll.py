@@ -81,8 +81,8 @@ def read_conll(
             words.append(read_token(cells, token_column, strip_digit, f"{path}:{number}"))
             if not labelled and len(cells) != columns:
                 raise UserError(
-                    f"{path}:{number}: {len(cells)} columns where the first word has {columns}; a word a line is "
-                    "expected, not running text"
+                    f"{path}:{number}: {len(cells)} columns where the first word has {columns}; a word a line in "
+                    "columns is expected (running text: give a .jsonl with a list of words, `tokens`, a row)"
                 )
             if labelled:
                 tags.append(read_tag(cells, token_column, tag_column, f"{path}:{number}"))

@@ -289,11 +289,12 @@ def check_label_names(first: Mapping[str, str]) -> None:
 
     Blanks around a label or of another kind, letters of no width, and a letter and its accent as one character or as
     two, are slips that nobody sees on the screen: half of a class would be learnt as another one. Names of one number
-    ("1", "1.0", "01") can be seen, and may be meant: they are said.
+    ("1", "1.0", "01") or of one word in capitals and not can be seen, and may be meant: they are said.
     """
     problems = Problems("labels that look alike would be learnt as two classes; write each in one way")
     looks: dict[str, str] = {}
     numbers: dict[float, str] = {}
+    folded: dict[str, str] = {}
     for name, place in first.items():
         # blanks of every kind as one, and without characters that take no place (zero-width spaces, direction marks)
         shown = "".join(letter for letter in name if unicodedata.category(letter) != "Cf")
@@ -305,6 +306,9 @@ def check_label_names(first: Mapping[str, str]) -> None:
         elif NUMBER.fullmatch(name) and (other := numbers.setdefault(float(name), name)) != name:
             say(f"warning: {place}: label {name!r} is the same number as {other!r}, first at {first[other]}; they are "
                 "two classes, so if one is meant, write it in one way")  # fmt: skip
+        elif (other := folded.setdefault(" ".join(shown.split()).casefold(), name)) != name:
+            say(f"warning: {place}: label {name!r} differs from {other!r}, first at {first[other]}, in capitals; they "
+                "are two classes, so if one is meant, write it in one way")  # fmt: skip
     problems.check()
 
 

@@ -21,8 +21,8 @@ from bertsmith.tasks.examples import EncodedSequence, EncodingReport, TaggedExam
 from bertsmith.tasks.metrics import EntityMetrics
 from bertsmith.tasks.spec import TaskSpec
 from bertsmith.tasks.table import read_tagged_examples_table
-from bertsmith.tasks.tagging import decode_tags, encode_words
-from bertsmith.tasks.task import COMPRESSED, Floats, Row, Scorer, Task, known_label
+from bertsmith.tasks.tagging import check_tag_types, decode_tags, encode_words
+from bertsmith.tasks.task import COMPRESSED, Floats, Row, Scorer, Task
 from bertsmith.text.documents import ReadReport
 from bertsmith.text.tokenizer import BertTokenizer
 
@@ -137,8 +137,7 @@ class _EntityScorer:
 
     def add(self, examples: Sequence[TaggedExample], rows: Sequence[Row]) -> None:
         for example in examples:
-            for tag in set(example.tags or ()):
-                known_label(tag, self.task.ids, example.place)
+            check_tag_types(example, self.task.ids)
         predicted = [to_iob2(row["tags"], self.task.spec.scheme) for row in rows]
         self.metrics.add(predicted, [example.tags or () for example in examples])
 

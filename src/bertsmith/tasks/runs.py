@@ -8,6 +8,7 @@ import contextlib
 import json
 import shutil
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +16,19 @@ from typing import Any, cast
 
 from bertsmith.errors import UserError
 from bertsmith.hardware import Machine
-from bertsmith.inference.predict import predict_file
+from bertsmith.inference.predict import open_for_prediction, predict_file
+from bertsmith.inference.predictor import predict_examples
+from bertsmith.inference.row_writer import open_row_writer
 from bertsmith.model.weights import find_model, read_config
 from bertsmith.options import settings_to_toml
 from bertsmith.progress import say
 from bertsmith.storage import write_text
 from bertsmith.tasks.classification import ClassifyTask, MultilabelTask
 from bertsmith.tasks.data import TaskData, open_task_data
+from bertsmith.tasks.examples import EncodingReport, class_name
 from bertsmith.tasks.finetune import finetune_once
 from bertsmith.tasks.model_folder import empty_model, open_tokenizer, save_task_model, start_model, weights_sha256
+from bertsmith.tasks.ner import TaggingTask
 from bertsmith.tasks.pictures import plot_confusion
 from bertsmith.tasks.registry import make_task
 from bertsmith.tasks.run_state import (
@@ -81,6 +86,8 @@ def _finetune(settings: FinetuneSettings, out: Path, ranks: Ranks) -> dict[str, 
 
     if isinstance(data.task, ClassifyTask) and data.task.glue is None and data.task.positive is not None:
         say(f"f1 is that of label {data.task.positive!r}, macro_f1 the mean of both labels'")
+    if isinstance(data.task, TaggingTask):
+        say(f"tags are read as {data.task.spec.scheme}, as the whole of {data.files.train} has them")
 
     results: list[dict[str, Any]] = []
     best = 0  # the number of the best run so far: the only one whose weights stay on disk
@@ -116,7 +123,10 @@ def _finetune(settings: FinetuneSettings, out: Path, ranks: Ranks) -> dict[str, 
         )
         for name, test in data.files.test.items()
     }
-    return summarize(data, results, results[best], out) | {"test": tests} if ranks.is_first else {}
+    held_out = None if settings.dev_share is None else predict_held_out(data, settings, out, ranks)
+    if not ranks.is_first:
+        return {}
+    return summarize(data, results, results[best], out) | {"held_out_predictions": held_out, "test": tests}
 
 
 def run_folder(plan: RunPlan, plans: Sequence[RunPlan], out: Path) -> Path:
@@ -164,12 +174,19 @@ def run_one(
     result = finetune_once(plan, settings, data, model, machine, folder, inputs, ranks)
     if not ranks.is_first:
         return {}
+    result["f1_label"] = data.task.f1_label
     plot_loss(folder, title="Fine-tuning loss")
     if confusion := result["details"].get("confusion"):
         plot_confusion(folder / "confusion.png", confusion, data.task.spec.labels)
     write_text(folder / "result.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    largest = largest_class(data)
     if result["degenerate"]:
         say(f"warning: seed {plan.seed}: {data.task.degenerate_run} (degenerate)")
+    elif largest is not None and result["dev"].get("accuracy", 1.0) <= largest["accuracy"]:
+        say(
+            f"warning: seed {plan.seed}: no better than always answering {largest['label']!r} (accuracy "
+            f"{largest['accuracy']:.4g}); small models want a higher --learning-rate, such as 3e-4, or more --epochs"
+        )
     return result
 
 
@@ -209,6 +226,27 @@ def keep_best(
         path.unlink()
 
 
+def predict_held_out(data: TaskData, settings: FinetuneSettings, out: Path, ranks: Ranks) -> str:
+    """What the model predicts for the examples that `--dev-share` held out, each with its `place`; returns the path."""
+    path = out / "held_out.predictions.jsonl"
+    task, model, device = open_for_prediction(out / "model", settings.device, settings.precision, {}, ranks)
+    (dev,) = data.dev.values()
+    with open_row_writer(path) if ranks.is_first else contextlib.nullcontext() as writer:
+        for chunk, rows in predict_examples(task, model, dev.examples, device, EncodingReport(), ranks=ranks):
+            assert writer is not None, "only the first rank gets predictions"
+            writer.write([{"place": example.place} | row for example, row in zip(chunk, rows, strict=True)])
+    return str(path)
+
+
+def largest_class(data: TaskData) -> dict[str, Any] | None:
+    """The class that most dev examples are of, and the `accuracy` of always answering it; None without classes."""
+    counts = Counter(class_name(example) for example in next(iter(data.dev.values())).examples)
+    if not data.task.named_classes or "" in counts:
+        return None
+    label, count = max(counts.items(), key=lambda item: (item[1], item[0]))
+    return {"label": label, "accuracy": count / counts.total()}
+
+
 def summarize(data: TaskData, results: list[dict[str, Any]], best: dict[str, Any], out: Path) -> dict[str, Any]:
     """The JSON summary: the metric over the seeds of the best setting, and every run."""
     task = data.task
@@ -221,6 +259,7 @@ def summarize(data: TaskData, results: list[dict[str, Any]], best: dict[str, Any
         "metric": task.metric,
         "dev": best["dev"],
         "f1_label": task.f1_label,
+        "largest_class": largest_class(data),
         "runs": [{key: value for key, value in r.items() if key not in left_out} for r in results],
         "mean": statistics.fmean(values),
         "std": statistics.stdev(values) if len(values) > 1 else None,

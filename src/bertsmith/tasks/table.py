@@ -342,7 +342,7 @@ def read_text_examples(
     """
     one_of("kind", kind, TEXT_KINDS)
     label = label_column or ("labels" if kind == "multilabel" else "label")
-    problems = Problems(f"every row needs a text{' and a label' if labelled else ''}")
+    problems = Problems(f"every row needs a text{' and a label' if labelled else ''}: fill in or take out those rows")
     with Table(path, encoding, report) as table:
         text, pair = find_text_columns(table.columns, kind, text_column, pair_column)
         columns = [text, pair] if pair else [text]

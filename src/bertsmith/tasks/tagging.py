@@ -14,6 +14,7 @@ import numpy.typing as npt
 from bertsmith.errors import UserError
 from bertsmith.tasks.examples import EncodedSequence, EncodingReport, TaggedExample
 from bertsmith.tasks.long_texts import count_tokens, join_segments
+from bertsmith.text.documents import join_names
 from bertsmith.text.tokenizer import BertTokenizer
 
 Ints = npt.NDArray[np.integer]
@@ -150,7 +151,15 @@ def _tag_numbers(example: TaggedExample, tag_ids: Mapping[str, int] | None) -> n
         return np.zeros(0, dtype=np.int64)
     if len(example.tags) != len(example.words):
         raise UserError(f"{example.place}: {len(example.tags)} tags for {len(example.words)} words; give one a word")
-    for tag in example.tags:
-        if tag not in tag_ids:
-            raise UserError(f"{example.place}: tag {tag!r} is not known; the tags are {', '.join(tag_ids)}")
+    check_tag_types(example, tag_ids)
     return np.array([tag_ids[tag] for tag in example.tags], dtype=np.int64)
+
+
+def check_tag_types(example: TaggedExample, ids: Mapping[str, int]) -> None:
+    """Raise UserError for a tag of a type that the training file lacks; `ids`: its tags, in IOB2 as the example's."""
+    if unknown := sorted({tag.partition("-")[2] for tag in example.tags or () if tag not in ids}):
+        known = join_names(sorted({tag.partition("-")[2] for tag in ids} - {""}), 20)
+        raise UserError(
+            f"{example.place}: the sentence that begins here has tags of type {join_names(unknown, 5)}; the training "
+            f"file's types are {known}; mend one of the files"
+        )
