@@ -6,6 +6,7 @@ that each has one spelling, one description for messages and `--help`, and one c
 
 import math
 import os
+import re
 import types
 import typing
 from collections.abc import Sequence
@@ -126,6 +127,14 @@ def describe_type(annotation: Any) -> str:
     if annotation not in words_of:
         raise TypeError(f"settings cannot hold {annotation!r}")
     return words_of[annotation]
+
+
+def share_hint(value: Any, annotation: Any) -> str:
+    """`": 50% is 0.5"` for a share that is written so where a number is to be given, else nothing."""
+    found = isinstance(value, str) and re.fullmatch(r"([0-9]{1,2}(?:\.[0-9]+)?) ?%", value)
+    if not found or float not in (annotation, *typing.get_args(annotation)):
+        return ""
+    return f": {value} is {Decimal(found[1]).scaleb(-2).normalize():f}"
 
 
 def placeholder(annotation: Any) -> str:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import tomli_w
 
 from bertsmith.errors import UserError
-from bertsmith.option_values import convert, describe_type, to_toml_value
+from bertsmith.option_values import convert, describe_type, share_hint, to_toml_value
 
 T = TypeVar("T")
 COMMAND_LINE = "command line"
@@ -225,7 +225,8 @@ def _take_value(setting: Setting, value: Any, is_text: bool, origin: str, place:
         filling.origins[setting.key] = origin
         filling.refused.discard(setting.key)
     except ValueError:
-        filling.errors.append(f"{place} = {value!r} is not allowed; give {describe_type(setting.annotation)}")
+        filling.errors.append(f"{place} = {value!r} is not allowed; give {describe_type(setting.annotation)}"
+                              f"{share_hint(value, setting.annotation)}")  # fmt: skip
         filling.refused.add(setting.key)
 
 

@@ -568,7 +568,10 @@ def test_steps_without_a_finite_gradient(
     ("changes", "message"),
     [
         ({"data": "x"}, "data, train: give either --data FOLDER or --train FILE"),
-        ({"dev": None}, "dev: a file to score on is needed beside --train: name one with --dev, or hold out a share"),
+        (
+            {"dev": None},
+            "dev, dev_share: a file to score on is needed beside --train: name one with --dev, or hold out",
+        ),
         ({"dev_share": 0.1}, "dev_share: means nothing beside --dev, which names the file to score on; give one of"),
         ({"dev": None, "dev_share": 0}, "dev_share: 0.0 is not a share above 0 and below 1"),
         ({"dev": None, "dev_share": 1}, "dev_share: 1.0 is not a share"),

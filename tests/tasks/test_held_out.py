@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from bertsmith.corpus.random_bits import derive_key
 from bertsmith.errors import UserError
 from bertsmith.inference.predict import evaluate_file
+from bertsmith.options import load_settings
 from bertsmith.tasks.data import open_task_data
 from bertsmith.tasks.examples import ChoiceExample, Example, QuestionExample, TaggedExample, TextExample
-from bertsmith.tasks.held_out import draw_examples, hold_out, text_key
+from bertsmith.tasks.held_out import HeldOut, draw_examples, hold_out, key_splitter, text_key, warn_of_absent_labels
 from bertsmith.tasks.settings import FREE_TO_CHANGE, FinetuneSettings
 from bertsmith.text.tokenizer import BertTokenizer
+from bertsmith.text.words import Normalization
 from bertsmith.training.setup import settings_of_run
 from made_tasks import (
     KINDS,
@@ -40,6 +42,7 @@ from made_tasks import (
 
 Files = dict[str, tuple[Path, Path]]
 COLUMNS = ("text", "label")
+UNCASED, CASED = Normalization(), Normalization(lowercase=False)
 
 
 def open_data(tokenizer: BertTokenizer, task: str, train: Path, share: float = 0.25, **changes: Any) -> Any:
@@ -49,6 +52,14 @@ def open_data(tokenizer: BertTokenizer, task: str, train: Path, share: float = 0
 
 def texts_of(rows: list[tuple[str, str]]) -> list[Example]:
     return [TextExample(f"f:{number}", str(number), text, None, label) for number, (text, label) in enumerate(rows)]
+
+
+def hold(rows: list[Example], share: float) -> HeldOut:
+    return hold_out("f.csv", rows, share, UNCASED)
+
+
+def key(example: Example, normalization: Normalization = UNCASED) -> int:
+    return text_key(example, key_splitter(normalization))
 
 
 def distinct(count: int, label: str) -> list[tuple[str, str]]:
@@ -127,47 +138,102 @@ def test_a_text_with_many_copies_does_not_fill_dev() -> None:
 
 def test_the_draw_is_by_the_texts_and_not_by_their_rows() -> None:
     rows = [*distinct(120, "x"), *distinct(60, "y")]
-    found = hold_out("f", texts_of(rows), 0.2)
+    found = hold(texts_of(rows), 0.2)
     drawn = {rows[number] for number in found.numbers}
-    assert (len(drawn), found.examples, found.texts, found.classes) == (36, 180, 180, Counter(x=24, y=12))
+    assert (len(drawn), found.examples, found.texts) == (36, 180, 180)
+    assert Counter(label for _, label in drawn) == Counter(x=24, y=12)
     random.Random(1).shuffle(rows)
-    assert {rows[number] for number in hold_out("g", texts_of(rows), 0.2).numbers} == drawn
+    assert {rows[number] for number in hold(texts_of(rows), 0.2).numbers} == drawn
     more = [*rows, *[(f"new {text}", label) for text, label in rows[:40]]]
-    still = {more[number] for number in hold_out("f", texts_of(more), 0.2).numbers}
+    still = {more[number] for number in hold(texts_of(more), 0.2).numbers}
     assert len(drawn & still) > 25, "a file that has grown keeps most of its dev rows"
     assert abs(sum(int(text.split()[1]) < 60 for text, label in drawn if label == "x") - 12) < 9, "not the first rows"
 
 
 def test_what_counts_as_one_text() -> None:
     def text(first: str, second: str | None = None) -> int:
-        return text_key(TextExample("f:1", "0", first, second, None))
+        return key(TextExample("f:1", "0", first, second, None))
 
     assert text("A  good\tfilm ") == text("a good film")
-    assert len({text("a b"), text("ab"), text("a", "b"), text("b", "a"), text("a", "c"), text("a", "")}) == 6
+    assert text("a", "b") == text("B", "a")
+    assert len({text("a b"), text("ab"), text("a", "b"), text("a", "c"), text("b", "c"), text("a", "")}) == 6
 
     def choice(context: str, *choices: str) -> int:
-        return text_key(ChoiceExample("f:1", "0", context, choices, None))
+        return key(ChoiceExample("f:1", "0", context, choices, None))
 
-    assert choice("a", "b", "c") == choice("a", "c", "b") != choice("a", "b", "d")
-    asked = [text_key(QuestionExample("f", q, q, c, ())) for q, c in (("who", "x"), ("where", "x"), ("who", "y"))]
+    assert choice("a", "B", "c\u0301") == choice("a", "\u0107", "b") != choice("a", "b", "d")
+    assert choice("a", "b") != choice("b", "a")
+    asked = [key(QuestionExample("f", q, q, c, ())) for q, c in (("who", "x"), ("where", "x"), ("who", "y"))]
     assert asked[0] == asked[1] != asked[2]
-    tagged = [TaggedExample("f:1", "0", words, tags) for words, tags in ((("a", "b"), ("O", "O")), (("a", "b"), None))]
-    assert text_key(tagged[0]) == text_key(tagged[1])
+    sentences = ((("a", "b."), ("O", "O")), (("a", "b", "."), None), (("a", "B", ".", "c"), None))
+    tagged = [key(TaggedExample("f:1", "0", words, tags)) for words, tags in sentences]
+    assert tagged[0] == tagged[1] != tagged[2]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "cased"),
+    [
+        ("caf\u00e9", "cafe\u0301", True),
+        ("caf\u00e9", "cafe", False),
+        ("film.", "film .", True),
+        ("film", "fi\u200blm", True),
+        ("film", "fi\u00adlm", True),
+        ("film", "Film", True),
+        ("cafe\u200b\u0301", "CAF\u00c9", True),
+        ("\u4e2d\u6587", "\u4e2d \u6587", True),
+        ("\u200b", "\u00ad \x00", True),
+    ],
+)
+def test_texts_that_a_model_cannot_tell_apart(first: str, second: str, cased: bool) -> None:
+    """`cased`: whether they are one text for a model with capitals and accents as well."""
+    one, other = (TextExample("f:1", "0", text, None, None) for text in (first, second))
+    assert key(one) == key(other)
+    assert (key(one, CASED) == key(other, CASED)) is cased
+
+
+@given(*[st.text(st.sampled_from("aB\u00e9e\u0301 .\u00ad\u0130\u1fb3\u03b1\u0345\u00df\u2603"), max_size=5)] * 2)
+def test_the_same_tokens_are_the_same_text(first: str, second: str) -> None:
+    """And texts are no more alike for what the vocabulary does not know."""
+    for normalization in (UNCASED, CASED):
+        tokenizer = BertTokenizer(
+            ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"aeBb.\u00e9\u03b1\u00df", "##a", "##e", "##b", "##B"],
+            normalization,
+        )
+        one, other = tokenizer.encode_ids([first, second])
+        examples = (TextExample("f:1", "0", text, None, None) for text in (first, second))
+        keys = [key(example, normalization) for example in examples]
+        known = tokenizer.unk_id not in one + other
+        if known and one == other:
+            assert keys[0] == keys[1]
+        if known and one != other and normalization is UNCASED:
+            assert keys[0] != keys[1]
+
+
+def test_unknown_words_are_not_one_text(tokenizer: BertTokenizer) -> None:
+    texts = ["\u2603", "\u2604", "\u2603 \u2604"]
+    assert tokenizer.encode_ids(texts) == [[tokenizer.unk_id]] * 2 + [[tokenizer.unk_id] * 2]
+    assert len({key(TextExample("f:1", "0", text, None, None), tokenizer.normalization) for text in texts}) == 3
 
 
 def test_what_is_drawn_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    hold_out("f.csv", texts_of([*distinct(20, "x"), *distinct(20, "y"), ("X 1", "x"), ("one", "z")]), 0.1)
+    hold(texts_of([*distinct(20, "x"), *distinct(20, "y"), ("X 1", "x"), ("one", "z")]), 0.1)
     assert capsys.readouterr().err.splitlines() == [
-        "dev: 4 of the 42 examples of f.csv (41 texts, each on one side) are held out, 9.5%",
-        "warning: dev: no example of 'z' is on this side; dev scores do not show how well it is learnt",
+        "dev: 4 of the 42 examples of f.csv (41 texts, each on one side) are held out, 9.5%"
     ]
-    rows = [*distinct(20, "a"), *[(text, "b") for text, _ in distinct(20, "a")]]  # each labelled in both ways
-    hold_out("f.csv", [*texts_of(rows), *texts_of([("one", "z"), ("two", "z")])], 0.5)
-    assert "warning" not in capsys.readouterr().err
-    several = [TextExample("f:1", "0", f"text {n}", None, ("p", "q") if n == 3 else ("p",)) for n in range(4)]
-    hold_out("f.csv", several, 0.5)
-    (warning,) = capsys.readouterr().err.splitlines()[1:]
-    assert "no example of 'q' is on this side" in warning
+
+
+def test_labels_that_one_side_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    several = [TextExample("f:1", "0", f"text {n}", None, ("p", "q") if n == 3 else ("p", "")) for n in range(4)]
+    labels = hold(several, 0.5).labels
+    capsys.readouterr()
+    warn_of_absent_labels(labels, [0, 3], [1, 2])
+    warn_of_absent_labels(labels, [0], [3])
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: dev: no example of 'q' is on this side; dev scores do not show how well it is learnt",
+        "warning: train: no example of 'q' is on this side; it cannot be learnt",
+    ]
+    warn_of_absent_labels(labels, [3, 0], [3])
+    assert not capsys.readouterr().err
 
 
 # --- what is read of it
@@ -183,15 +249,15 @@ def test_two_sides_of_a_file(tokenizer: BertTokenizer, files: Files, kind: str) 
     assert 0 < len(dev.examples) < len(everything)
     assert dev.examples == [example for example in everything if example in dev.examples], "in the file's order"
     assert data.task.spec == whole.task.spec
-    held = [text_key(example) for example in dev.examples]
-    assert sum(text_key(example) in held for example in everything) == len(dev.examples)
+    held = [key(example) for example in dev.examples]
+    assert sum(key(example) in held for example in everything) == len(dev.examples)
     assert len(data.train) == len(everything) - len(dev.examples)
     there = zip(everything, whole.train, strict=True)
-    assert tokens_of(data.train) == tokens_of([made for example, made in there if text_key(example) not in held])
+    assert tokens_of(data.train) == tokens_of([made for example, made in there if key(example) not in held])
     report = data.report
     assert (report["train"]["path"], report["dev"]["path"]) == (str(path), str(path))
     assert report["train"]["rows"] + report["dev"]["rows"] == report["dev"]["held_out_of"] == len(everything)
-    assert report["dev"]["texts"] == len({text_key(example) for example in everything})
+    assert report["dev"]["texts"] == len({key(example) for example in everything})
     assert open_data(tokenizer, kind, path, seed=5, seeds=2).sha256 == data.sha256
     assert open_data(tokenizer, kind, path, share=0.5).sha256 != data.sha256
 
@@ -234,6 +300,23 @@ def test_train_rows_are_drawn_from_the_rest(
     assert "warning: --train-rows 31: there are 30 rows to learn from; all are used" in capfd.readouterr().err
 
 
+def test_labels_are_those_of_the_rows_that_are_drawn(
+    tokenizer: BertTokenizer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write_rows(tmp_path / "t.csv", COLUMNS, [(f"cat {n}", "xyz"[n % 3]) for n in range(60)])
+    data = open_data(tokenizer, "classify", path, 0.3, train_rows=2)
+    drawn = Counter(data.task.spec.labels[int(sequences[0].targets[0])] for sequences in data.train)
+    assert data.report["train"]["labels"] == {label: drawn[label] for label in "xyz"}
+    assert sum(drawn.values()) == 2
+    absent = ", ".join(repr(label) for label in "xyz" if not drawn[label])
+    (warning,) = [line for line in capfd.readouterr().err.splitlines() if "no example" in line]
+    assert warning == f"warning: train: no example of {absent} is on this side; it cannot be learnt"
+    dev = write_rows(tmp_path / "dev.csv", COLUMNS, [("dog", "x")])
+    settings = make_settings("classify", Path("m"), path, dev, train_rows=2)
+    counted = open_task_data(settings, make_config(), tokenizer).report["train"]["labels"]
+    assert (sorted(counted), sum(counted.values())) == (["x", "y", "z"], 2)
+
+
 def test_a_training_file_of_glue_alone(tokenizer: BertTokenizer, tmp_path: Path) -> None:
     path = write_glue(tmp_path / "glue", 12) / "MNLI" / "train.tsv"
     data = open_data(tokenizer, "mnli", path)
@@ -253,6 +336,15 @@ def test_nothing_to_hold_out(model: Path, tmp_path: Path, steps: StepProbe) -> N
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "run").exists()
     assert steps.steps == 0
+
+
+@pytest.mark.parametrize(("text", "hint"), [("nan", ""), ("x", ""), ("50%", ": 50% is 0.5"), ("", "")])
+def test_a_share_that_is_no_number(text: str, hint: str) -> None:
+    """Nothing else is said to be wrong: there would be something to score on."""
+    given = [("task", "classify"), ("model", "m"), ("train", "t.csv"), ("dev_share", text)]
+    with pytest.raises(UserError) as caught:
+        load_settings(FinetuneSettings, None, given)
+    assert str(caught.value) == f"command line: dev_share = {text!r} is not allowed; give a number or none{hint}"
 
 
 # --- runs

@@ -5,6 +5,7 @@ All mistakes in files, columns and labels are found here, before any training.
 
 import hashlib
 import itertools
+import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from bertsmith.model.config import BertConfig
 from bertsmith.progress import Progress, say
 from bertsmith.tasks.examples import EncodedSequence, EncodingReport, class_name, label_names, say_unknown
 from bertsmith.tasks.glue_files import GLUE_TASKS, find_glue_files, find_glue_tasks, require_glue_files
-from bertsmith.tasks.held_out import hold_out
+from bertsmith.tasks.held_out import hold_out, warn_of_absent_labels
 from bertsmith.tasks.ner import is_word_table
 from bertsmith.tasks.registry import make_task, task_name
 from bertsmith.tasks.settings import FinetuneSettings, NerSettings, SquadSettings
@@ -218,21 +219,23 @@ def open_task_data(settings: FinetuneSettings, config: BertConfig, tokenizer: Be
     files = find_files(settings)
     task = make_task(make_spec(settings, config), tokenizer)
     check_column_flags(settings, files)
-    labels: Counter[str] = Counter()
-    task = learn_task(task, files.train, labels)
-    total = sum(labels.values())
+    classes: list[str] = []
+    task = learn_task(task, files.train, classes)
+    total = len(classes)
     rows: Sequence[int] = range(total)  # to learn from
     held = None
     if settings.dev_share is not None and total:
-        held = hold_out(files.train, task.read(files.train, "train", True, EncodingReport()), settings.dev_share)
+        examples = task.read(files.train, "train", True, EncodingReport())
+        held = hold_out(files.train, examples, settings.dev_share, tokenizer.normalization)
         rows = [number for number in rows if number not in held.numbers]
-        labels.subtract(held.classes)
     if settings.train_rows is not None and settings.train_rows < len(rows):
         # the same rows for every seed: seeds differ in initialization, order and dropout
         drawn = permutation(derive_key("train rows"), len(rows))[: settings.train_rows].tolist()
         rows = [rows[place] for place in drawn]
     elif settings.train_rows is not None and settings.train_rows > len(rows):
         say(f"warning: --train-rows {settings.train_rows:,}: there are {len(rows):,} rows to learn from; all are used")
+    if held is not None:
+        warn_of_absent_labels(held.labels, rows, held.numbers)
     train = read_split(task, files.train, "train", set(rows) if len(rows) < total else None)
     # an example may have no sequence: a question whose answer is not where the file says cannot be learnt from
     train.examples, train.encoded = [], [sequences for sequences in train.encoded if sequences]
@@ -246,8 +249,9 @@ def open_task_data(settings: FinetuneSettings, config: BertConfig, tokenizer: Be
     report: dict[str, Any] = {
         part: {"path": split.path} | split.report.as_dict() for part, split in {"train": train, **dev}.items()
     }
-    if labels and task.spec.labels and set(labels) != {""}:
-        report["train"]["labels"] = {label: labels[label] for label in sorted(labels)}
+    if task.spec.labels and set(classes) - {""}:
+        learnt = Counter(classes[number] for number in rows)
+        report["train"]["labels"] = {label: learnt[label] for label in sorted(set(classes))}
     if held is not None:
         report["dev"] |= {"held_out_of": held.examples, "texts": held.texts}
     for name, path in files.test.items():
@@ -257,8 +261,8 @@ def open_task_data(settings: FinetuneSettings, config: BertConfig, tokenizer: Be
     return TaskData(task, files, train.encoded, dev, report, fingerprint(task, train, *dev.values()))
 
 
-def learn_task(task: Task, path: str, labels: "Counter[str]") -> Task:
-    """The task with the classes of its training file; `labels` counts them (and, under "", rows without names)."""
+def learn_task(task: Task, path: str, classes: list[str]) -> Task:
+    """The task with the classes of its training file; `classes` gets that of each example, "" where it has no name."""
 
     first: dict[str, str] = {}
     pairs = False
@@ -267,7 +271,7 @@ def learn_task(task: Task, path: str, labels: "Counter[str]") -> Task:
         nonlocal pairs
         for example in task.read(path, "train", True, EncodingReport()):  # counted when it is encoded
             pairs = pairs or getattr(example, "pair", None) is not None
-            labels[class_name(example)] += 1
+            classes.append(sys.intern(class_name(example)))  # one text a class, not one a row
             for name in label_names(example):
                 first.setdefault(name, example.place)
             yield example

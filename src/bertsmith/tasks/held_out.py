@@ -1,21 +1,23 @@
 """A share of the one labelled file, held out to score on: `--dev-share`.
 
 In go the file's examples, out come the numbers of those that are held out. What is drawn are texts, not rows: copies of
-a text, and all questions on one context, stay on one side, or dev would be scored on what was learnt. Texts are drawn
+a text, and all questions on one context, stay on one side, or dev would be scored on what was learnt. Of pairs and
+choices the whole counts: those that have only a premise or a context in common may stand on both sides. Texts are drawn
 by a hash of themselves: the draw is the same for any seed and any order of the rows, and nearly the same when the file
 has grown. Where examples are of one class each, every class gives its share.
 """
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import unicodedata
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from bertsmith.corpus.random_bits import derive_key
 from bertsmith.errors import UserError
 from bertsmith.progress import say
 from bertsmith.tasks.examples import ChoiceExample, Example, QuestionExample, TextExample, class_name, label_names
 from bertsmith.text.documents import join_names
+from bertsmith.text.words import Normalization, WordSplitter
 
 _NAMED = 5
 
@@ -30,22 +32,23 @@ class HeldOut:
     """In the whole file."""
     texts: int
     """Different ones in the whole file; contexts, where examples are questions."""
-    classes: Counter[str]
-    """Of the examples held out; "" where they have none."""
+    labels: Sequence[frozenset[str]]
+    """(examples,): the names that each one's label teaches."""
 
 
-def hold_out(path: str, examples: Iterable[Example], share: float) -> HeldOut:
-    """Draw `share` of a file's examples, and say how many of what it is and which labels one of the two sides lacks.
+def hold_out(path: str, examples: Iterable[Example], share: float, normalization: Normalization) -> HeldOut:
+    """Draw `share` of a file's examples, and say how many of what it is. `normalization`: of the model's tokenizer.
 
     Raises UserError where no text can be held out: none is to spare, or every class has a single one.
     """
     texts: list[int] = []
     classes: list[str] = []
     labels: list[frozenset[str]] = []
+    splitter = key_splitter(normalization)
     what = "texts"
     for example in examples:
         what = "contexts" if isinstance(example, QuestionExample) else "texts"
-        texts.append(text_key(example))
+        texts.append(text_key(example, splitter))
         classes.append(class_name(example))
         labels.append(frozenset(label_names(example)))
     numbers = draw_examples(texts, classes, share)
@@ -54,31 +57,42 @@ def hold_out(path: str, examples: Iterable[Example], share: float) -> HeldOut:
             f"dev_share: nothing of {path} can be held out: examples that have their text or context in common stay "
             "together, and a class keeps one text to learn from; name a file to score on with --dev"
         )
-    found = HeldOut(frozenset(numbers), len(texts), len(set(texts)), Counter(classes[number] for number in numbers))
+    found = HeldOut(frozenset(numbers), len(texts), len(set(texts)), labels)
     together = f" ({found.texts:,} {what}, each on one side)" if found.texts < found.examples else ""
     say(
         f"dev: {len(numbers):,} of the {found.examples:,} examples of {path}{together} are held out, "
         f"{len(numbers) / found.examples:.1%}"
     )
-    warn_of_absent_labels(labels, found.numbers)
     return found
 
 
-def text_key(example: Example) -> int:
-    """A hash of what must not stand on both sides; differences in case and blanks, which models may not see, are none.
+def key_splitter(normalization: Normalization) -> WordSplitter:
+    """Text → words as a tokenizer's model sees them, but for capitals: "Film" and "film" are one text for any model."""
+    return WordSplitter(replace(normalization, lowercase=True, strip_accents=normalization.strips_accents))
 
-    Of a question its context; of a choice all its texts, in whichever order they are offered.
+
+def text_key(example: Example, splitter: WordSplitter) -> int:
+    """A hash of what must not stand on both sides; `splitter` is `key_splitter`'s.
+
+    What is hashed are words before they are cut into tokens: texts with the same words have the same tokens, and texts
+    with other words have others, but for [UNK], which stands for many that have nothing to do with each other. A model
+    sees the same of all texts without any word (control characters alone): they are one text.
+
+    Of a question its context; of a pair or a choice all its texts, in whichever order they come.
     """
     match example:
         case QuestionExample():
             parts: tuple[str, ...] = (example.context,)
         case ChoiceExample():
-            parts = (example.context, *sorted(example.choices))
+            parts = (example.context, *example.choices)
         case TextExample():
             parts = (example.text,) if example.pair is None else (example.text, example.pair)
         case _:
-            parts = example.words
-    return derive_key("dev share", *(" ".join(part.casefold().split()) for part in parts))
+            parts = (" ".join(example.words),)
+    # a tokenizer that keeps accents keeps the two ways to write one, too
+    words = [unicodedata.normalize("NFC", " ".join(splitter.words(part))) for part in parts]
+    fixed = 1 if isinstance(example, ChoiceExample) else 0  # a context is not exchanged for a choice
+    return derive_key("dev share", *words[:fixed], *sorted(words[fixed:]))
 
 
 def draw_examples(texts: Sequence[int], classes: Sequence[str], share: float) -> list[int]:
@@ -125,14 +139,16 @@ def fill(texts: Sequence[int], sizes: Mapping[int, int], room: int) -> list[int]
     return chosen
 
 
-def warn_of_absent_labels(labels: Sequence[frozenset[str]], held: frozenset[int]) -> None:
-    """Say which labels one of the two sides has no example of. `labels` (examples,): those of each."""
-    both = frozenset[str]().union(*labels)
-    dev = frozenset[str]().union(*(labels[number] for number in held))
-    train = frozenset[str]().union(*(names for number, names in enumerate(labels) if number not in held))
-    for side, there, so in (
+def warn_of_absent_labels(labels: Sequence[frozenset[str]], train: Collection[int], dev: Collection[int]) -> None:
+    """Say which labels one of the two sides has no example of.
+
+    `labels` (examples,): those of each. `train`, `dev`: the numbers of the examples that are learnt from and scored on.
+    """
+    everything = frozenset[str]().union(*labels)
+    for side, numbers, so in (
         ("dev", dev, "dev scores do not show how well it is learnt"),
         ("train", train, "it cannot be learnt"),
     ):
-        if absent := sorted(both - there - {""}):  # "" is a word's that is in no entity
+        there = frozenset[str]().union(*(labels[number] for number in numbers))
+        if absent := sorted(everything - there - {""}):  # "" is a word's that is in no entity
             say(f"warning: {side}: no example of {join_names(absent, _NAMED)} is on this side; {so}")

@@ -189,8 +189,8 @@ class FinetuneSettings:
             faults.append("data, train: give either --data FOLDER or --train FILE with --dev FILE")
         elif self.data is None and self.dev is None and self.dev_share is None:
             faults.append(
-                "dev: a file to score on is needed beside --train: name one with --dev, or hold out a share of the "
-                "training file with --dev-share 0.1"
+                "dev, dev_share: a file to score on is needed beside --train: name one with --dev, or hold out a share "
+                "of the training file with --dev-share 0.1"
             )
         if self.dev_share is not None and not 0 < self.dev_share < 1:
             faults.append(f"dev_share: {self.dev_share} is not a share above 0 and below 1")
