@@ -18,8 +18,16 @@ import torch
 
 from bertsmith.errors import UserError
 from bertsmith.hardware import choose_device
-from bertsmith.inference.conll_writer import check_conll, check_sentences, is_conll, open_conll_writer, with_words
-from bertsmith.inference.embed import check_input, check_output, say_empty
+from bertsmith.inference.conll_writer import (
+    CONLL,
+    ConllLayout,
+    check_conll,
+    check_sentences,
+    is_conll,
+    open_conll_writer,
+    with_words,
+)
+from bertsmith.inference.embed import check_input, check_output, count_rows, say_empty
 from bertsmith.inference.int8 import INT8, check_int8
 from bertsmith.inference.kept_columns import KeptColumns
 from bertsmith.inference.loaded import use_bert
@@ -38,7 +46,7 @@ from bertsmith.tasks.examples import (
     TaggedExample,
     TextExample,
 )
-from bertsmith.tasks.model_folder import load_task_model, weights_sha256
+from bertsmith.tasks.model_folder import load_task_model, read_spec, weights_sha256
 from bertsmith.tasks.registry import make_task
 from bertsmith.tasks.task import Row, Task
 from bertsmith.training.ranks import ALONE, Ranks, check_same, make_alike, prepare_machines
@@ -83,33 +91,38 @@ def predict_file(
     output = Path(output_path)
     to_conll = is_conll(output)
     with ranks.alike():
-        if not to_conll:
-            find_ending(output)
+        learnt = read_spec(model_folder)
+        if to_conll:
+            check_conll(output, learnt, keep)
+        else:
+            find_ending(output, (CONLL,) if learnt.name == "ner" else ())
         check_input(input_path, ranks)
         if ranks.is_first:
             check_output(input_path, output)
     task, model, device_ = open_for_prediction(model_folder, device, precision, columns, ranks)
     like = _made_up_prediction(task)
     with ranks.alike():
-        if to_conll:
-            check_conll(output, task, keep)
         names = keep if ranks.is_first else ()
         kept = KeptColumns(input_path, names, output, like, task.spec.encoding, task.is_table)
         types = kept.arrow_types()
     report, scorer, begun = EncodingReport(), task.scorer(), time.monotonic()
     rows = labelled = 0
     reader = make_task(replace(task.spec, name=part_of), task.tokenizer) if part_of else task
-    opened = open_conll_writer(output) if to_conll else open_row_writer(output, types)
+    layout = ConllLayout(learnt) if to_conll else None
+    if layout is not None:
+        with ranks.alike():
+            count_rows(input_path, check_sentences(reader.read(input_path, "test", False), input_path, layout))
+    opened = open_conll_writer(output, layout) if layout is not None else open_row_writer(output, types)
     with (
         opened if ranks.is_first else nullcontext() as writer,
         Progress("predicting", None, "rows") as bar,
     ):
         examples = kept.follow(reader.read(input_path, "test", None if score else False, report), attrgetter("place"))
-        if to_conll:
-            examples = check_sentences(examples, task.spec.separator)
+        if layout is not None:
+            examples = check_sentences(examples, input_path, layout)
         for chunk, predictions in predict_examples(task, model, examples, device_, report, bar.advance, ranks):
             assert writer is not None, "only the first rank gets predictions"
-            writer.write(with_words(chunk, predictions) if to_conll else kept.beside(predictions))
+            writer.write(with_words(chunk, predictions) if layout is not None else kept.beside(predictions))
             rows += len(predictions)
             if score:
                 pairs = [pair for pair in zip(chunk, predictions, strict=True) if task.is_labelled(pair[0])]

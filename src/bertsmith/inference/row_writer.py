@@ -29,11 +29,14 @@ class RowWriter(Protocol):
         """Rows will be such as `row`, if any come: the columns, and for .parquet their types, are known before."""
 
 
-def find_ending(path: Path) -> str:
-    """The format of an output: its ending, .jsonl where it has none. Raises UserError for any but ENDINGS."""
+def find_ending(path: Path, more: Sequence[str] = ()) -> str:
+    """The format of an output: its ending, .jsonl where it has none. Raises UserError for any but ENDINGS.
+
+    `more`: endings that are not of rows, and may be given as well.
+    """
     ending = path.suffix.lower() or ".jsonl"
     if ending not in ENDINGS:
-        raise UserError(f"{path}: an output ends in {', '.join(ENDINGS)}, not in {path.suffix}")
+        raise UserError(f"{path}: an output ends in {', '.join((*ENDINGS, *more))}, not in {path.suffix}")
     return ending
 
 

@@ -33,19 +33,26 @@ def save_task_model(folder: Path, model: BertForTask, task: Task) -> None:
         task.tokenizer.save(partial)
 
 
-def load_task_model(folder: str | Path, **columns: str | None) -> tuple[Task, BertForTask]:
-    """Open a fine-tuned folder or run. `columns` (text_column, …, encoding) replace those it was trained with.
-
-    Raises UserError for a folder that was not fine-tuned by bertsmith, and for one whose output layer is missing.
-    """
+def read_spec(folder: str | Path) -> TaskSpec:
+    """The task of a fine-tuned folder or run, as it was learnt. Raises UserError for one that has none."""
     path = find_model(folder)
-    config, values = read_config(path)
+    _, values = read_config(path)
     if TASK_KEY not in values:
         raise UserError(
             f"{path}: was not fine-tuned for a task, so that it has no trained output layer to predict with; run "
             f"`bertsmith finetune TASK --model {folder}` first"
         )
-    learnt = TaskSpec.from_dict(values[TASK_KEY], str(path / CONFIG))
+    return TaskSpec.from_dict(values[TASK_KEY], str(path / CONFIG))
+
+
+def load_task_model(folder: str | Path, **columns: str | None) -> tuple[Task, BertForTask]:
+    """Open a fine-tuned folder or run. `columns` (text_column, …, encoding) replace those it was trained with.
+
+    Raises UserError for a folder that was not fine-tuned by bertsmith, and for one whose output layer is missing.
+    """
+    learnt = read_spec(folder)
+    path = find_model(folder)
+    config, values = read_config(path)
     spec = learnt.with_columns(**columns)
     if spec.two_texts and not learnt.two_texts:
         raise UserError(f"text_pair_column: {path} takes one text; leave it out")
