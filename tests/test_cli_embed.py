@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from bertsmith.inference import loaded
 from bertsmith.inference.loaded import LoadedModel, load
 from bertsmith.inference.products import can_multiply_int8
 from bertsmith.text.tokenizer import load_tokenizer
-from command_line import Made, Outcome, bertsmith
+from command_line import Made, Outcome, bertsmith, bertsmith_process
 
 TEXTS = ["The old cat sleeps.", "", "café 中 ♡", "a big dog runs " * 9, "[SEP] the"]
 FP32 = ("--precision", "fp32", "--device", "cpu")
@@ -266,6 +267,18 @@ def test_no_rows_in_no_vectors_out(made: Made, tmp_path: Path, ending: str, flag
             "vectors": (0, 128),
             "offsets": (1,),
         }
+
+
+def test_an_output_is_no_pipe(made: Made, texts: Path, tmp_path: Path) -> None:
+    """Nor what stdout is where it goes to one."""
+    pipe = tmp_path / "x.npy"
+    os.mkfifo(pipe)
+    for command, output in (("embed", pipe), ("score", Path("/dev/stdout"))):
+        outcome = bertsmith_process(command, made.model, "--input", texts, "--output", output)
+        assert (
+            outcome.mistake == f"{output}: is a pipe or a device, and no file can take its place; choose another name"
+        )
+    assert pipe.is_fifo()
 
 
 def score(made: Made, *arguments: object) -> Outcome:

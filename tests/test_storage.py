@@ -335,6 +335,23 @@ def test_a_file_and_a_folder_never_take_each_others_place(tmp_path: Path) -> Non
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["file", "folder"]
 
 
+def test_a_file_takes_no_pipes_place(tmp_path: Path) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for path in (pipe, link, Path(os.devnull)):
+        with pytest.raises(UserError, match=f"^{path}: is a pipe or a device, and no file can take its place; choose"):
+            check_out(path, folder=False)
+        with pytest.raises(UserError, match="is a pipe or a device"):
+            write_text(path, "x")
+    assert pipe.is_fifo()
+    assert Path(os.devnull).is_char_device()
+    (tmp_path / "file").write_text("old")
+    link.unlink()
+    link.symlink_to(tmp_path / "file")
+    check_out(link, folder=False)
+
+
 @pytest.mark.parametrize(
     ("below", "told"), [("file/x", "a file stands"), ("file/x/y", "a file stands"), ("n" * 300, "too long")]
 )

@@ -72,11 +72,13 @@ def check_out(path: Path, folder: bool) -> None:
 
 
 def _refuse_other_kind(path: Path, folder: bool) -> None:
-    """A folder must not take the place of somebody's file, nor a file that of a folder."""
+    """A folder must not take the place of somebody's file, nor a file that of a folder, a pipe or a device."""
     if folder and path.exists() and not path.is_dir():
         raise UserError(f"{path}: a file stands where a folder is needed; choose another name")
     if not folder and path.is_dir():
         raise UserError(f"{path}: a folder stands where a file is needed; choose another name")
+    if not folder and path.exists() and not path.is_file():
+        raise UserError(f"{path}: is a pipe or a device, and no file can take its place; choose another name")
 
 
 def sync(path: Path) -> None:

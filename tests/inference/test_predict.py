@@ -386,6 +386,7 @@ def test_outputs(tuned: Tuned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("out.xlsx", r"out\.xlsx: an output ends in \.jsonl"),
         ("in.csv", r"in\.csv: is the input as well, and would be replaced; choose another --output"),
         ("in.csv/x.csv", "a file stands where a folder is needed"),
+        ("/dev/null", "/dev/null: is a pipe or a device"),
     ):
         with pytest.raises(UserError, match=message):
             predict_file(tuned("classify"), str(source), tmp_path / name, "cpu", "fp32")
