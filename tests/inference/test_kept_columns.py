@@ -7,7 +7,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Iterator
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from bertsmith.inference.loaded import LoadedModel, load
 from bertsmith.inference.predict import predict_file
 from bertsmith.inference.row_writer import open_row_writer
 from bertsmith.inference.scoring import score_file, score_pairs_file
+from bertsmith.tasks.glue_files import read_glue
 from bertsmith.tasks.table import read_table
 from command_line import bertsmith
 from made_tasks import questions, write_rows, write_squad
@@ -53,7 +54,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     if path.suffix == ".parquet":
         return pq.read_table(path).to_pylist()
     if path.suffix == ".jsonl":
-        return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        return [json.loads(line) for line in path.read_text("utf-8").split("\n")[:-1]]
     with path.open(encoding="utf-8", newline="") as file:
         quoting: Any = csv.QUOTE_MINIMAL if path.suffix == ".csv" else csv.QUOTE_NONE
         return list(csv.DictReader(file, delimiter=",\t"[path.suffix == ".tsv"], quoting=quoting))
@@ -350,27 +351,65 @@ def test_mistakes(
     assert not list(tmp_path.glob("o*"))
 
 
-def test_rows_that_do_not_line_up_are_refused(loaded: LoadedModel, pretrained: Path, tmp_path: Path) -> None:
-    """Readers of texts leave out blank lines of a .csv of one column, where a table has an empty cell."""
-    source = tmp_path / "in.csv"
-    source.write_text("text\na\n\nb\n", encoding="utf-8")
-    assert score_file(loaded.scorer(), str(source), tmp_path / "out.csv")["rows"] == 2
-    told = r"in\.csv:4: --keep finds another row here \(line 3\); a blank line"
+@pytest.mark.parametrize(
+    ("content", "kept"),
+    [
+        ('text\na\n\n""\n\n\nb\n\n', ["a", "", "b"]),  # blank lines, of one column a row to who reads tables only
+        ('text\n"a\r b"\nc\n"d\r\ne"\nf\n', ["a\r b", "c", "d\ne", "f"]),  # line ends inside cells, of all kinds
+    ],
+)
+def test_rows_line_up_where_texts_and_tables_are_read_apart(
+    loaded: LoadedModel, pretrained: Path, tmp_path: Path, content: str, kept: list[str]
+) -> None:
+    source, out = tmp_path / "in.csv", tmp_path / "v.parquet"
+    source.write_bytes(content.encode())
+    score_file(loaded.scorer(), str(source), tmp_path / "out.jsonl", keep=["text"])
+    assert [row["text"] for row in read(tmp_path / "out.jsonl")] == kept
+    assert bertsmith("embed", pretrained, "--input", source, "--output", out, "--keep", "text", *FP32).code == 0
+    assert [row["text"] for row in read(out)] == kept
+
+
+def test_what_keep_stumbles_over_is_told_before_work(
+    tuned: Tuned, loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole file is read beside the columns first; the bars then know their ends."""
+
+    def computed(*_: Any) -> Iterator[Any]:
+        raise AssertionError("the model computed")
+
+    monkeypatch.setattr("bertsmith.inference.predict.predict_examples", computed)
+    monkeypatch.setattr("bertsmith.inference.scoring.SentenceScorer.score", computed)
+    source, out = tmp_path / "in.csv", tmp_path / "out.jsonl"
+    source.write_text("text,id\n" + "a,1\n" * 5000 + "a,1,2\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"in\.csv:5002: 3 cells"):
+        predict_file(tuned("classify"), str(source), out, "cpu", "fp32", keep=["id"])
+    with pytest.raises(UserError, match=r"in\.csv:5002: not as many cells"):
+        score_file(loaded.scorer(), str(source), out, keep=["id"])
+    test = write_rows(tmp_path / "test.tsv", ("index", "sentence"), [(number, "a") for number in range(3)])
+    kept = KeptColumns(str(test), ["index"], out, [])
+    assert kept.count(kept.follow(read_glue("sst-2", str(test), "test"), attrgetter("place"))) == 3
+    header = ("id", "qid1", "qid2", "question1", "question2", "is_duplicate")
+    test = write_rows(tmp_path / "test.tsv", header, [(1, 2, 3, "a", "b", 0)])
+    test.write_text(test.read_text("utf-8") + "2\t3\t4\ta\nb\tc\t1\n", encoding="utf-8")
+    kept = KeptColumns(str(test), ["id"], out, [])
+    told = r"--keep reads the file as a plain table: .*test\.tsv:3: 4 cells where the first row names 6"
     with pytest.raises(UserError, match=told):
-        score_file(loaded.scorer(), str(source), tmp_path / "new.csv", keep=["text"])
-    said = bertsmith(
-        "embed", pretrained, "--input", source, "--output", tmp_path / "v.parquet", "--keep", "text", *FP32
-    )
-    assert "in.csv:4: --keep finds another row" in said.mistake
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
+        kept.count(kept.follow(read_glue("qqp", str(test), "test"), attrgetter("place")))
+    assert not out.exists()
+
+
+def test_another_layout_is_refused(tmp_path: Path) -> None:
+    source, _ = table(tmp_path / "in.csv", 3)
+    kept = KeptColumns(str(source), ["id"], tmp_path / "out.csv", [])
+    rows = ((f"{source}:{line}", line) for line in (2, 4))
+    with pytest.raises(UserError, match=r"in\.csv:4: --keep finds another row here \(line 3\); another layout"):
+        kept.count(kept.follow(rows, itemgetter(0)))
 
 
 def test_glue_files(tuned: Tuned, tmp_path: Path) -> None:
     """Of a layout of its own, which is a table with names; line ends inside a cell, which it allows, are told."""
     kept = KeptColumns(str(write_rows(tmp_path / "test.tsv", ("index", "sentence"), [("4", '"a'), ("2", "b")])),
                        ["index"], tmp_path / "out.csv", ["label", "scores"])  # fmt: skip
-    from bertsmith.tasks.glue_files import read_glue
-
     examples = kept.follow(read_glue("sst-2", str(tmp_path / "test.tsv"), "test"), lambda example: example.place)
     assert [(example.text, kept.take(1)[0]["index"]) for example in examples] == [('"a', "4"), ("b", "2")]
 

@@ -164,15 +164,15 @@ def embed_file(
     output, options, report = Path(output_path), extractor.options, extractor.report
     with ranks.alike():
         kept = _open_kept(input_path, output, options, encoding, ranks, keep)
-        types = kept.arrow_types()
     read = read_word_rows if options.words else read_text_rows
 
     def read_rows_with_kept() -> Iterator[tuple[str, Text]]:
         return kept.follow(read(input_path, text_column, encoding), itemgetter(0))
 
     with ranks.alike():
-        counted = (kept.take(1) for _ in read_rows_with_kept())
-        total = count_rows(input_path, counted) if ranks.is_first else None
+        total, types = kept.count(read_rows_with_kept()), kept.arrow_types()
+        if total is None and ranks.is_first:
+            total = count_rows(input_path, read(input_path, text_column, encoding))
     tokens = options.several and not options.words
     begun = time.monotonic()
     vectors = 0

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from bertsmith.errors import UserError
 from bertsmith.inference.row_writer import Row
+from bertsmith.progress import silenced
 from bertsmith.tasks.table import Table
 from bertsmith.text.decoding import TextFile
 from bertsmith.text.documents import ReadOptions, ReadReport
@@ -101,13 +102,23 @@ class KeptColumns:
             beside = self._rows(table)
             for row in rows:
                 line, cells = next(beside, (0, {}))
+                while f"{self.path}:{line}" != place(row) and _is_blank(table, cells):
+                    line, cells = next(beside, (0, {}))
                 if f"{self.path}:{line}" != place(row):
                     raise UserError(
-                        f"{place(row)}: --keep finds another row here (line {line}); a blank line, a carriage return "
-                        "inside a cell or another layout than a table's came before: mend the file"
+                        f"{place(row)}: --keep finds another row here (line {line}); another layout than a table's "
+                        "came before: mend the file"
                     )
                 self.waiting.append(cells if self.to_parquet else {name: to_json(cells[name]) for name in self.names})
                 yield row
+
+    def count(self, rows: Iterable[Any]) -> int | None:
+        """How many `rows` of `follow` there are, for which all are read: what --keep stumbles over is told before hours
+        of work. None where nothing is kept."""
+        if not self.names:
+            return None
+        with silenced():  # what there is to warn of is said when they are read for use
+            return sum(len(self.take(1)) for _ in rows)
 
     def _rows(self, table: Table) -> Iterator[tuple[int, Row]]:
         """(line, all cells to keep) of every row."""
@@ -116,6 +127,8 @@ class KeptColumns:
             for row in table.rows((), self.names):
                 line = row.line
                 yield line, {name: row.cells.get(name) for name in self.names}
+        except UserError as error:  # who reads the rows took them as they are
+            raise UserError(f"--keep reads the file as a plain table: {error}") from None
         except (ValueError, OverflowError) as error:  # nanoseconds, years past 9999: Python has no date for them
             raise UserError(
                 f"{self.path} (after row {line:,}): --keep: a value that cannot be carried along: {error}"
@@ -160,6 +173,11 @@ class KeptColumns:
                             f"({str(error).splitlines()[0]}); name a .jsonl as the --output"
                         ) from None
         return {name: schema.field(name).type if len(schema) else pa.null() for name, schema in schemas.items()}
+
+
+def _is_blank(table: Table, cells: Row) -> bool:
+    """Whether these are a blank line's of a table of one column: an empty cell here, nothing to who reads texts."""
+    return table.kind in ("csv", "tsv") and len(table.columns) == 1 and bool(cells) and not any(cells.values())
 
 
 def _read_type(kind: Any) -> Any:

@@ -6,7 +6,7 @@ at all; memory is that of a chunk of rows, whatever the file's size.
 
 import importlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from operator import attrgetter
@@ -104,22 +104,25 @@ def predict_file(
     with ranks.alike():
         names = keep if ranks.is_first else ()
         kept = KeptColumns(input_path, names, output, like, task.spec.encoding, task.is_table)
-        types = kept.arrow_types()
     report, scorer, begun = EncodingReport(), task.scorer(), time.monotonic()
     rows = labelled = 0
     reader = make_task(replace(task.spec, name=part_of), task.tokenizer) if part_of else task
     layout = ConllLayout(learnt) if to_conll else None
-    if layout is not None:
-        with ranks.alike():
-            count_rows(input_path, check_sentences(reader.read(input_path, "test", False), input_path, layout))
-    opened = open_conll_writer(output, layout) if layout is not None else open_row_writer(output, types)
+
+    def read(report: EncodingReport) -> Iterator[Any]:
+        examples = kept.follow(reader.read(input_path, "test", None if score else False, report), attrgetter("place"))
+        return examples if layout is None else check_sentences(examples, input_path, layout)
+
+    with ranks.alike():
+        total, types = kept.count(read(EncodingReport())), kept.arrow_types()
+        if layout is not None:
+            total = count_rows(input_path, read(EncodingReport()))
+    opened = open_row_writer(output, types) if layout is None else open_conll_writer(output, layout)
     with (
         opened if ranks.is_first else nullcontext() as writer,
-        Progress("predicting", None, "rows") as bar,
+        Progress("predicting", total, "rows") as bar,
     ):
-        examples = kept.follow(reader.read(input_path, "test", None if score else False, report), attrgetter("place"))
-        if layout is not None:
-            examples = check_sentences(examples, input_path, layout)
+        examples = read(report)
         for chunk, predictions in predict_examples(task, model, examples, device_, report, bar.advance, ranks):
             assert writer is not None, "only the first rank gets predictions"
             writer.write(with_words(chunk, predictions) if layout is not None else kept.beside(predictions))

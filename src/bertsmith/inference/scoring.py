@@ -153,9 +153,12 @@ def score_file(
     begun = time.monotonic()
     rows, scored, total, tokens = 0, 0, 0.0, 0
     kept = _open_kept(input_path, output_path, keep, _LIKE_SENTENCE, encoding)
-    with _open_output(output_path, kept, _LIKE_SENTENCE) as write:
-        texts = kept.follow(read_text_rows(input_path, text_column, encoding), itemgetter(0))
-        for chunk in split_chunks(texts, _CHARACTERS_AT_ONCE):
+
+    def read() -> Iterator[tuple[str, str]]:
+        return kept.follow(read_text_rows(input_path, text_column, encoding), itemgetter(0))
+
+    with _open_output(output_path, kept, _LIKE_SENTENCE, kept.count(read())) as write:
+        for chunk in split_chunks(read(), _CHARACTERS_AT_ONCE):
             scores = scorer.score([str(text) for _, text in chunk])
             write(scores)
             rows += len(scores)
@@ -193,9 +196,12 @@ def score_pairs_file(
     begun = time.monotonic()
     rows = scored = correct = ties = 0
     kept = _open_kept(input_path, output_path, keep, _LIKE_PAIR, encoding)
-    with _open_output(output_path, kept, _LIKE_PAIR) as write:
-        pairs = kept.follow(read_pairs(input_path, good_column, bad_column, encoding), itemgetter(0))
-        for chunk in split_chunks(pairs, _CHARACTERS_AT_ONCE):
+
+    def read() -> Iterator[tuple[str, Pair]]:
+        return kept.follow(read_pairs(input_path, good_column, bad_column, encoding), itemgetter(0))
+
+    with _open_output(output_path, kept, _LIKE_PAIR, kept.count(read())) as write:
+        for chunk in split_chunks(read(), _CHARACTERS_AT_ONCE):
             scores = scorer.score([sentence for _, pair in chunk for sentence in pair])
             results = [
                 {
@@ -244,16 +250,16 @@ def _open_kept(
 
 @contextlib.contextmanager
 def _open_output(
-    output_path: str | Path | None, kept: KeptColumns, like: Row
+    output_path: str | Path | None, kept: KeptColumns, like: Row, total: int | None
 ) -> Iterator[Callable[[Sequence[Row]], None]]:
     """Yield what takes rows such as `like`: it writes them after what is `kept` of theirs, where an output is named,
-    and moves the bar."""
+    and moves the bar, which ends at `total`."""
     with contextlib.ExitStack() as stack:
         writer = None
         if output_path is not None:
             writer = stack.enter_context(open_row_writer(Path(output_path), kept.arrow_types()))
             writer.expect(dict.fromkeys(kept.names) | like)
-        bar = stack.enter_context(Progress("scoring", None, "rows"))
+        bar = stack.enter_context(Progress("scoring", total, "rows"))
 
         def write(rows: Sequence[Row]) -> None:
             if writer is not None:

@@ -79,16 +79,20 @@ def starts_with_json_line(text: str) -> bool:
 
 
 def read_documents(
-    path: str, options: ReadOptions, report: ReadReport, on_bytes: Callable[[int], None] | None = None
+    path: str,
+    options: ReadOptions,
+    report: ReadReport,
+    on_bytes: Callable[[int], None] | None = None,
+    open_file: Callable[..., TextFile] = TextFile,
 ) -> Iterator[Document]:
     """Stream the documents of one file or URL; memory does not grow with the file, only with a .jsonl line or a cell.
 
     report: everything replaced or left out is counted there. on_bytes: told the stored bytes as they are read.
-    Raises UserError (file, line, reason) where the file is missing, is no text, is in another encoding, is cut off or
-    damaged, or has no text column. Where that shows only on the way, documents before it have been given: the caller
-    stops, and does not pass them off as the whole.
+    open_file: what tells lines, RowFile where they are rows. Raises UserError (file, line, reason) where the file is
+    missing, is no text, is in another encoding, is cut off or damaged, or has no text column. Where that shows only on
+    the way, documents before it have been given: the caller stops, and does not pass them off as the whole.
     """
-    file = TextFile(path, options, report, on_bytes)
+    file = open_file(path, options, report, on_bytes)
     try:
         report.files += 1
         if not file.head[file.mark :]:

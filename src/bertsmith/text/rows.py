@@ -12,6 +12,7 @@ from bertsmith.progress import say
 from bertsmith.text.decoding import TextFile
 from bertsmith.text.documents import ReadOptions, ReadReport
 from bertsmith.text.readers import detect_kind, read_documents
+from bertsmith.text.tables import RowFile
 
 ROW_FORMATS = ("jsonl", "csv", "tsv", "parquet")
 
@@ -47,7 +48,7 @@ def read_rows(path: str, options: ReadOptions, report: ReadReport | None = None)
             file.close()
         if kind not in ROW_FORMATS:
             raise UserError(f"{path}: is in {kind}'s format; give a .txt, .jsonl, .csv, .tsv or .parquet file")
-        for document in read_documents(path, options, strict):
+        for document in read_documents(path, options, strict, open_file=RowFile):
             yield document.line, document.text
     finally:
         if report is not None:
