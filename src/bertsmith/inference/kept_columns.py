@@ -8,7 +8,8 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,10 +18,10 @@ from bertsmith.inference.row_writer import Row
 from bertsmith.progress import silenced
 from bertsmith.tasks.table import Table
 from bertsmith.text.decoding import TextFile
-from bertsmith.text.documents import ReadOptions, ReadReport
+from bertsmith.text.documents import SURROGATES, ReadOptions, ReadReport
 from bertsmith.text.readers import detect_kind
 from bertsmith.text.streams import is_read_once
-from bertsmith.text.tables import open_parquet_file
+from bertsmith.text.tables import column_values, open_parquet_file, parquet_rows
 
 _Read = TypeVar("_Read")
 _ROWS_AT_ONCE = 4096
@@ -32,12 +33,13 @@ class KeptColumns:
     `output`: the file they are written to. `own`: the names of its other columns. `is_table`: whether a file has a row
     for each result, where its kind does not tell.
 
-    Cells are as they are in the input: text as typed of .csv and .tsv, any value of .jsonl and .parquet. An output that
-    is no .parquet gets what JSON can hold: dates as ISO text, null for a number that is none. A key that a line of
-    .jsonl lacks is null; the first line must have it.
+    Cells are as they are in the input: text as typed of .csv and .tsv, any value of .jsonl and .parquet; what goes from
+    .parquet to .parquet is not touched. An output that is no .parquet gets what JSON can hold: dates as ISO text, null
+    for a number that is none, bytes as the text that they are in `encoding`. A key that a line of .jsonl lacks is null;
+    the first line must have it.
 
-    Raises UserError for a name that is absent, empty, given twice or among `own`, and for files that cannot be kept of
-    or kept in.
+    Raises UserError for a name that is absent, empty, given twice or among `own`, for files that cannot be kept of or
+    kept in and, while reading, for values that the output cannot hold, such as bytes that are no text.
     """
 
     def __init__(
@@ -63,6 +65,8 @@ class KeptColumns:
         for name in self.names:
             if not name:
                 raise UserError("--keep: a name is empty; give the names of columns with commas between them")
+            if SURROGATES.search(name):
+                raise UserError(f"--keep: {name!r} holds half a character (a lone surrogate), which no file can")
             if self.names.count(name) > 1:
                 raise UserError(f"--keep: {name!r} is given twice; name each column once")
             if name in own:
@@ -109,7 +113,7 @@ class KeptColumns:
                         f"{place(row)}: --keep finds another row here (line {line}); another layout than a table's "
                         "came before: mend the file"
                     )
-                self.waiting.append(cells if self.to_parquet else {name: to_json(cells[name]) for name in self.names})
+                self.waiting.append(cells)
                 yield row
 
     def count(self, rows: Iterable[Any]) -> int | None:
@@ -121,18 +125,43 @@ class KeptColumns:
             return sum(len(self.take(1)) for _ in rows)
 
     def _rows(self, table: Table) -> Iterator[tuple[int, Row]]:
-        """(line, all cells to keep) of every row."""
+        """(line, all cells to keep) of every row, as the output can hold them."""
+        if table.kind == "parquet":
+            yield from parquet_rows(
+                self.path, self.names, table.file.options, table.strict, partial(self._convert, table)
+            )
+            return
         line = 0
         try:
             for row in table.rows((), self.names):
-                line = row.line
-                yield line, {name: row.cells.get(name) for name in self.names}
-        except UserError as error:  # who reads the rows took them as they are
+                line, cells = row.line, {name: row.cells.get(name) for name in self.names}
+                yield line, cells if self.to_parquet else {name: to_json(cells[name]) for name in self.names}
+        except UserError as error:  # who reads the rows for the model took them as they are
             raise UserError(f"--keep reads the file as a plain table: {error}") from None
-        except (ValueError, OverflowError) as error:  # nanoseconds, years past 9999: Python has no date for them
+        except RecursionError:
+            raise UserError(f"{self.path}:{line}: --keep: lists or objects are nested too deeply") from None
+
+    def _convert(self, table: Table, name: str, column: Any, first: int) -> Iterable[Any]:
+        """The cells of an Arrow array: arrays of one value each where they go to .parquet."""
+        import pyarrow as pa
+
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        if self.to_parquet:
+            return (column.slice(index, 1) for index in range(len(column)))
+        is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+        try:
+            if is_text:
+                return list(column_values(column, self.path, first, table.file.options, table.strict))
+            return [to_json(value, self.encoding) for value in column.to_pylist()]
+        except (ValueError, OverflowError, KeyError) as error:  # KeyError: a time zone that is not known
+            what = "times finer than microseconds, outside the years 1 to 9999 or of an unknown time zone"
+            if isinstance(error, UnicodeDecodeError):
+                what = f"bytes that are no {self.encoding} text"
             raise UserError(
-                f"{self.path} (after row {line:,}): --keep: a value that cannot be carried along: {error}"
-            ) from error
+                f"{self.path} (from row {first:,} on): --keep: column {name!r} is {column.type} and holds {what}; "
+                "name a .parquet as the --output, or leave it out"
+            ) from None
 
     def take(self, count: int) -> list[Row]:
         """The cells of the next `count` rows."""
@@ -151,54 +180,85 @@ class KeptColumns:
         if not self.names or not self.to_parquet:
             return {}
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         if self.kind in ("csv", "tsv"):
             return dict.fromkeys(self.names, pa.string())
         if self.kind == "parquet":
             with open_parquet_file(self.path) as file:
                 return {name: _read_type(file.schema_arrow.field(name).type) for name in self.names}
-        schemas = {name: pa.schema([]) for name in self.names}
+        types, mixed = dict.fromkeys(self.names, pa.null()), set[str]()
+        for name, values in self._stretches():
+            with self._refused(name):
+                kind = pa.array(values).type
+                if kind != types[name]:
+                    if types[name] != pa.null():
+                        mixed.add(name)
+                    types[name] = _unify(types[name], kind)
+        for name, values in self._stretches() if mixed else ():  # each may not fit what all of them make
+            with self._refused(name):
+                pa.array(values, types[name])
+        return types
+
+    def _stretches(self) -> Iterator[tuple[str, list[Any]]]:
+        """(name, values) of every column for some rows at a time."""
         with self._open(ReadReport()) as table:
             rows = self._rows(table)
             while chunk := [cells for _, cells in itertools.islice(rows, _ROWS_AT_ONCE)]:
-                for name, schema in schemas.items():
-                    try:
-                        more = pa.schema([(name, pa.array([cells[name] for cells in chunk]).type)])
-                        schemas[name] = pa.unify_schemas([schema, more], promote_options="permissive")
-                        pq.write_table(schemas[name].empty_table(), pa.BufferOutputStream())  # not all types can be
-                    except (pa.ArrowException, OverflowError) as error:
-                        raise UserError(
-                            f"{self.path}: --keep: column {name!r} holds values that make no column of a .parquet file "
-                            f"({str(error).splitlines()[0]}); name a .jsonl as the --output"
-                        ) from None
-        return {name: schema.field(name).type if len(schema) else pa.null() for name, schema in schemas.items()}
+                yield from ((name, [cells[name] for cells in chunk]) for name in self.names)
+
+    @contextmanager
+    def _refused(self, name: str) -> Iterator[None]:
+        """Say what Arrow and Parquet do not take of a column."""
+        import pyarrow as pa
+
+        try:
+            yield
+        except (pa.ArrowException, OverflowError, OSError, RecursionError) as error:
+            raise UserError(
+                f"{self.path}: --keep: column {name!r} holds values that make no column of a .parquet file "
+                f"({str(error).splitlines()[0]}); name a .jsonl as the --output"
+            ) from None
 
 
 def _is_blank(table: Table, cells: Row) -> bool:
     """Whether these are a blank line's of a table of one column: an empty cell here, nothing to who reads texts."""
-    return table.kind in ("csv", "tsv") and len(table.columns) == 1 and bool(cells) and not any(cells.values())
+    one = table.kind in ("csv", "tsv") and len(table.columns) == 1
+    return one and bool(cells) and not any(cells.values())
 
 
 def _read_type(kind: Any) -> Any:
-    """The type of the values that `parquet_rows` gives for a column of Arrow type `kind`."""
+    """The type of the values that come of a column of Arrow type `kind`."""
     import pyarrow as pa
 
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return pa.string() if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) else kind
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def to_json(value: Any) -> Any:
-    """A cell as JSON can hold it: dates and times as ISO text, bytes and other kinds as text, NaN as null."""
+def _unify(first: Any, second: Any) -> Any:
+    """The Arrow type of values of both. Raises what pyarrow does where there is none, or .parquet cannot have it."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schemas = [pa.schema([("", kind)]) for kind in (first, second)]
+    schema = pa.unify_schemas(schemas, promote_options="permissive")
+    written = pa.BufferOutputStream()
+    pq.write_table(schema.empty_table(), written)
+    pq.read_schema(pa.BufferReader(written.getvalue()))  # what is nested too deeply can be written and not read
+    return schema.field(0).type
+
+
+def to_json(value: Any, encoding: str = "utf-8") -> Any:
+    """A cell as JSON can hold it: dates and times as ISO text, bytes and other kinds as text, NaN as null.
+
+    Raises UnicodeDecodeError for bytes that are no text in `encoding`.
+    """
     if isinstance(value, list | tuple):
-        return [to_json(item) for item in value]
+        return [to_json(item, encoding) for item in value]
     if isinstance(value, dict):
-        return {key: to_json(item) for key, item in value.items()}
+        return {key: to_json(item, encoding) for key, item in value.items()}
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
+        return value.decode(encoding)
     return value.isoformat() if hasattr(value, "isoformat") else str(value)

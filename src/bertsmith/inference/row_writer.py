@@ -106,6 +106,13 @@ def _cell(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+def arrow_column(values: Sequence[Any], kind: Any) -> Any:
+    """A column of Arrow type `kind` from Python values, or from arrays of one value each, as they are carried along."""
+    import pyarrow as pa
+
+    return pa.concat_arrays(values) if values and isinstance(values[0], pa.Array) else pa.array(values, kind)
+
+
 def _with_texts(kind: Any) -> Any:
     """A column's Arrow type; lists that are all empty so far are lists of texts (labels, tags)."""
     import pyarrow as pa
@@ -124,7 +131,9 @@ class _ParquetWriter:
         if not rows:
             return
         self._begin(rows)
-        self.writer.write_table(pa.Table.from_pylist(list(rows), schema=self.writer.schema))
+        schema = self.writer.schema
+        columns = [arrow_column([row[column.name] for row in rows], column.type) for column in schema]
+        self.writer.write_table(pa.table(columns, schema=schema))
 
     def expect(self, row: Row) -> None:
         self._begin([row])

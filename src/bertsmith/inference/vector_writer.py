@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bertsmith.errors import UserError
+from bertsmith.inference.row_writer import arrow_column
 from bertsmith.storage import atomic_file, disk_errors
 
 ENDINGS = (".npy", ".parquet", ".safetensors")
@@ -199,5 +200,5 @@ class _ParquetWriter:
             columns = [pa.ListArray.from_arrays(offsets, columns[0])]
             if self.tokens:
                 columns.append(pa.ListArray.from_arrays(offsets, pa.array(vectors.token_ids, pa.int32())))
-        kept = [pa.array([row[name] for row in vectors.kept], kind) for name, kind in self.types.items()]
+        kept = [arrow_column([row[name] for row in vectors.kept], kind) for name, kind in self.types.items()]
         self.writer.write_table(pa.table([*kept, *columns], schema=self.schema))

@@ -151,7 +151,11 @@ class Table:
                 self.require(columns, list(row), line)
                 place = f"{self.path}:{line}"
                 names = (name for name in (*columns, *optional) if name in row)
-                yield TableRow(line, {name: clean(row[name], place, self.strict) for name in names})
+                try:
+                    cells = {name: clean(row[name], place, self.strict) for name in names}
+                except RecursionError:
+                    raise UserError(f"{place}: lists or objects are nested too deeply; take the line out") from None
+                yield TableRow(line, cells)
             return
         self.require(columns)
         wanted = list(dict.fromkeys([*columns, *(name for name in optional if name in self.columns)]))
@@ -191,7 +195,7 @@ def shorten(name: str) -> str:
 
 
 def clean(value: Any, place: str, report: ReadReport) -> Any:
-    """A JSON value whose lone surrogates (halves of characters, from escapes) are made U+FFFD and counted."""
+    """A JSON value whose lone surrogates (halves of characters), in keys too, are made U+FFFD and counted."""
     if isinstance(value, str) and not value.isascii():
         value, surrogates = SURROGATES.subn(REPLACEMENT, value)
         if surrogates:
@@ -199,7 +203,10 @@ def clean(value: Any, place: str, report: ReadReport) -> Any:
     elif isinstance(value, list):
         return [clean(item, place, report) for item in value]
     elif isinstance(value, dict):
-        return {key: clean(item, place, report) for key, item in value.items()}
+        mended = {clean(key, place, report): clean(item, place, report) for key, item in value.items()}
+        if len(mended) < len(value):
+            raise UserError(f"{place}: keys that differ in halves of characters (lone surrogates) only; mend the line")
+        return mended
     return value
 
 

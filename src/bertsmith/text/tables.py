@@ -325,11 +325,16 @@ def wanted_paths(columns: Sequence[str]) -> tuple[str, ...]:
 
 
 def parquet_rows(
-    path: str, columns: Sequence[str], options: ReadOptions, report: ReadReport
+    path: str,
+    columns: Sequence[str],
+    options: ReadOptions,
+    report: ReadReport,
+    convert: Callable[[str, Any, int], Iterable[Any]] | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """(1-based row, cells as Python values) for each row of a .parquet file; text and binary cells are str.
 
-    Raises UserError where the file is damaged; that it has the columns is for the caller to see to.
+    `convert`: makes other cells of an Arrow array, told its column's name and its first row. Raises UserError
+    where the file is damaged; that it has the columns is for the caller to see to.
     """
     import pyarrow as pa
 
@@ -338,7 +343,12 @@ def parquet_rows(
     try:
         for group in range(file.num_row_groups):
             for batch in parquet_batches(file, group, columns):
-                cells = [cell_values(batch.column(name), path, number, options, report) for name in columns]
+                cells = [
+                    convert(name, batch.column(name), number)
+                    if convert
+                    else cell_values(batch.column(name), path, number, options, report)
+                    for name in columns
+                ]
                 for values in zip(*cells, strict=True) if columns else [()] * batch.num_rows:
                     yield number, dict(zip(columns, values, strict=True))
                     number += 1
