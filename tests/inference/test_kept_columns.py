@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from small_models import save_pretrained
 
 from bertsmith.errors import UserError
-from bertsmith.inference import features, kept_columns, predictor
+from bertsmith.inference import chunks, features, kept_columns, predictor
 from bertsmith.inference.kept_columns import KeptColumns
 from bertsmith.inference.loaded import LoadedModel, load
 from bertsmith.inference.predict import predict_file
@@ -327,6 +327,37 @@ def test_memory_is_that_of_the_rows_between(tmp_path: Path) -> None:
     for number, _ in enumerate(rows):
         assert len(kept.waiting) == 1
         assert kept.take(1) == [{"id": f"{number:03d}"}]
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_memory_is_bounded_by_the_size_of_what_is_kept(
+    loaded: LoadedModel, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    """Stretches of rows with long cells are short; what is written is the same."""
+    rows = [(f"a cat {number}", [f"{number}" * 400]) for number in range(40)]
+    source, vectors = write_rows(tmp_path / f"in{ending}", ("text", "id"), rows), tmp_path / "v.parquet"
+    most = 0
+    take = KeptColumns.take
+
+    def counting(kept: KeptColumns, count: int) -> list[dict[str, Any]]:
+        nonlocal most
+        most = max(most, len(kept.waiting))
+        return take(kept, count)
+
+    monkeypatch.setattr(KeptColumns, "take", counting)
+    command = ("embed", pretrained, "--input", source, "--output", vectors, "--keep", "id", *FP32)
+    found = []
+    for bound in (1 << 20, 2000):
+        monkeypatch.setattr(chunks, "KEPT_AT_ONCE", bound)
+        monkeypatch.setattr(kept_columns, "KEPT_AT_ONCE", bound)
+        most = 0
+        score_file(loaded.scorer(), str(source), tmp_path / "out.jsonl", keep=["id"])
+        assert bertsmith(*command).code == 0
+        assert most == 40 if bound > 2000 else most < 8
+        found.append([(row["id"], row["pll"]) for row in read(tmp_path / "out.jsonl")])
+        assert [row["id"] for row in read(vectors)] == [cell for _, cell in rows]
+    assert [cell for cell, _ in found[1]] == [cell for _, cell in rows]
+    assert [pll for _, pll in found[0]] == pytest.approx([pll for _, pll in found[1]], abs=1e-4)
 
 
 def test_bytes_that_are_replaced_are_said(tuned: Tuned, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

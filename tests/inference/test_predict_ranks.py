@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from small_models import save_pretrained
 
 from bertsmith.hardware import int8_weight_bits
-from bertsmith.inference import features, predictor
+from bertsmith.inference import chunks, features, predictor
 from bertsmith.inference.predict import predict_file
 from bertsmith.inference.products import can_multiply_int8
 from bertsmith.tasks.conll import read_conll
@@ -29,6 +29,7 @@ FLAGS = ("--precision", "fp32", "--device", "cpu", "--json")
 def command_rank(arguments: tuple[Any, ...], at_once: int) -> Outcome:
     """A command as one of several ranks, some rows at a time."""
     predictor.CHUNK = features.TEXTS_AT_ONCE = at_once
+    chunks.KEPT_AT_ONCE = 4 * at_once
     return bertsmith(*arguments)
 
 
@@ -143,7 +144,7 @@ def read_vectors(path: Path) -> dict[str, np.ndarray]:
 
 
 def test_kept_columns(tuned: Tuned, tmp_path: Path) -> None:
-    """Each beside its own row, whichever rank computed it; mistakes, and rows that do not line up, are told once."""
+    """Each beside its own row, whichever rank computed it; mistakes, and values that make no column, are told once."""
     rows = [(f"{'the cat ' * (n * n % 17)}{n}", n) for n in range(25)]
     source = write_rows(tmp_path / "in.jsonl", ("text", "id"), rows)
     command = ("predict", tuned("classify"), "--input", source, "--output", tmp_path / "out.jsonl", *FLAGS, "--keep")
@@ -156,10 +157,9 @@ def test_kept_columns(tuned: Tuned, tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     assert pq.read_table(output)["id"].to_pylist() == list(range(25))
-    source = tmp_path / "in.csv"
-    source.write_text("text\na\n\nb\n", encoding="utf-8")
+    write_rows(source, ("text", "id"), [*rows, ("a", "x")])
     command = ("embed", folder, "--input", source, "--output", output, *FLAGS, "--keep")
-    assert "--keep finds another row here" in told(on_ranks(2, *command, "text"))
+    assert "column 'id' holds values that make no column" in told(on_ranks(2, *command, "id"))
     assert "'vector' is what a column of the output" in told(on_ranks(2, *command, "vector"))
 
 

@@ -78,13 +78,16 @@ def check_embedding(
 def _open_kept(
     input_path: str, output: Path, options: FeatureOptions, encoding: str, ranks: Ranks, keep: Sequence[str]
 ) -> KeptColumns:
-    """The columns to carry along, on the first rank only. Raises UserError for files that do not suit."""
+    """The columns to carry along; the first rank holds them, the others know their sizes.
+
+    Raises UserError for files that do not suit.
+    """
     find_vector_format(output, options.several, bool(keep))
     check_input(input_path, ranks)
     if ranks.is_first:
         check_output(input_path, output)
     own = parquet_columns(options.several, options.several and not options.words)
-    return KeptColumns(input_path, keep if ranks.is_first else (), output, own, encoding)
+    return KeptColumns(input_path, keep, output, own, encoding, held=ranks.is_first)
 
 
 def read_text_rows(path: str, text_column: str = "text", encoding: str = "utf-8") -> Iterator[tuple[str, str]]:
@@ -184,7 +187,7 @@ def embed_file(
     ):
         extractor.on_rows = bar.advance
         rows = 0
-        for chunk in extractor.chunks(read_rows_with_kept(), ranks):
+        for chunk in extractor.chunks(read_rows_with_kept(), ranks, kept.weigh):
             assert writer is not None, "only the first rank gets vectors"
             texts = len(chunk.rows) if chunk.counts is None else len(chunk.counts)
             writer.write(replace(chunk, kept=kept.take(texts)))

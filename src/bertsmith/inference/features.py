@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bertsmith.errors import UserError, not_finite, one_of
+from bertsmith.inference.chunks import TEXTS_AT_ONCE, Text, count_characters, split_chunks
 from bertsmith.inference.encoder import Encoder, Sequences, TokenBatch, ranges
 from bertsmith.inference.vector_writer import Vectors
 from bertsmith.tasks.examples import EncodingReport
@@ -26,14 +27,12 @@ from bertsmith.training.ranks import ALONE, Ranks, check_same_count, split_evenl
 
 Ints = npt.NDArray[np.integer]
 Floats = npt.NDArray[np.float32]
-Text = str | Sequence[str]
-"""A text; for vectors of words also a list of them."""
 
 COMBINATIONS = ("concat", "sum", "mean")
 POOLINGS = ("mean", "cls", "none", "pooler")
 LONG = ("cut", "window", "refuse")
-# texts and characters in memory at a time: enough that batches of like lengths fill up
-TEXTS_AT_ONCE, CHARACTERS_AT_ONCE = 4096, 4_000_000
+# characters in memory at a time: enough that batches of like lengths fill up
+CHARACTERS_AT_ONCE = 4_000_000
 # bytes of vectors in memory at a time, should every character be a token
 _BYTES_AT_ONCE = 256 << 20
 _PLACES_NAMED = 5
@@ -145,8 +144,11 @@ class FeatureExtractor:
         """Called now and then by `chunks` with how many rows more are done, a batch's as a share of its chunk's."""
         self._rows = 0
 
-    def chunks(self, texts: Iterable[tuple[str, Text]], ranks: Ranks = ALONE) -> Iterator[Vectors]:
-        """The vectors of (place, text) pairs, some texts at a time, in order. `place` is for messages.
+    def chunks(
+        self, texts: Iterable[tuple[str, Text]], ranks: Ranks = ALONE, weigh: Callable[[], int] = lambda: 0
+    ) -> Iterator[Vectors]:
+        """The vectors of (place, text) pairs, some texts at a time, in order. `place` is for messages, `weigh` for
+        `split_chunks`, the same on all ranks.
 
         Several processes (`ranks`) read the same texts and compute a share each; the first one gets all vectors, the
         others none.
@@ -154,7 +156,7 @@ class FeatureExtractor:
         most = CHARACTERS_AT_ONCE
         if self.options.several:
             most = min(most, _BYTES_AT_ONCE // (4 * self.dimension))
-        chunks = split_chunks(texts, most * ranks.size, TEXTS_AT_ONCE * ranks.size)
+        chunks = split_chunks(texts, most * ranks.size, TEXTS_AT_ONCE * ranks.size, weigh)
         while True:
             with ranks.alike():
                 chunk = next(chunks, [])
@@ -162,7 +164,7 @@ class FeatureExtractor:
             if not chunk:
                 return
             self._rows = len(chunk)
-            own = chunk[split_evenly([1 + _characters(text) for _, text in chunk], ranks.size)[ranks.rank]]
+            own = chunk[split_evenly([1 + count_characters(text) for _, text in chunk], ranks.size)[ranks.rank]]
             with ranks.alike():
                 vectors = self.extract([text for _, text in own], [place for place, _ in own])
             arrays = [array for array in (vectors.rows, vectors.counts, vectors.token_ids) if array is not None]
@@ -371,32 +373,3 @@ def _split_units(sizes: Ints, room: int, framed: bool) -> Iterator[tuple[int, in
             spans, rows = np.concatenate([spans, [[sep, sep + 1]]]), np.concatenate([rows, [len(sizes) + 1]])
         if len(rows):  # else its neighbours know all of its units better
             yield begin, end - begin, spans, rows
-
-
-def check_text(place: str, text: Text) -> None:
-    """Raise UserError for what is neither a text nor a sequence of words."""
-    words = [text] if isinstance(text, str | bytes) or not hasattr(text, "__iter__") else text
-    for word in words:
-        if not isinstance(word, str):
-            raise UserError(f"{place}: is or holds {kind_of(word)}, not a text")
-
-
-def _characters(text: Text) -> int:
-    return len(text) if isinstance(text, str) else sum(map(len, text))
-
-
-def split_chunks(
-    texts: Iterable[tuple[str, Text]], most_characters: int, most_texts: int = TEXTS_AT_ONCE
-) -> Iterator[list[tuple[str, Text]]]:
-    """(place, text) pairs in stretches of `most_texts`, or of about `most_characters`."""
-    chunk: list[tuple[str, Text]] = []
-    characters = 0
-    for place, text in texts:
-        check_text(place, text)
-        chunk.append((place, text))
-        characters += _characters(text)
-        if len(chunk) >= most_texts or characters >= most_characters:
-            yield chunk
-            chunk, characters = [], 0
-    if chunk:
-        yield chunk

@@ -4,7 +4,6 @@ The table is read a second time beside the reading that the model is fed from, a
 line at every row, so that no cell ever stands beside another row's result.
 """
 
-import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bertsmith.errors import UserError
+from bertsmith.inference.chunks import KEPT_AT_ONCE, split_stretches
 from bertsmith.inference.row_writer import Row
 from bertsmith.progress import silenced
 from bertsmith.tasks.table import Table
@@ -31,7 +31,7 @@ class KeptColumns:
     """The columns `names` of a table at `path`; without names, nothing is read and nothing is kept.
 
     `output`: the file they are written to. `own`: the names of its other columns. `is_table`: whether a file has a row
-    for each result, where its kind does not tell.
+    for each result, where its kind does not tell. `held`: whether cells wait to be taken.
 
     Cells are as they are in the input: text as typed of .csv and .tsv, any value of .jsonl and .parquet; what goes from
     .parquet to .parquet is not touched. An output that is no .parquet gets what JSON can hold: dates as ISO text, null
@@ -50,10 +50,12 @@ class KeptColumns:
         own: Iterable[str],
         encoding: str = "utf-8",
         is_table: Callable[[str], bool] = lambda path: True,
+        held: bool = True,
     ) -> None:
         self.path, self.names, self.encoding = path, tuple(names), encoding
         self.to_parquet = output is not None and output.suffix.lower() == ".parquet"
-        self.waiting = deque[Row]()
+        self.waiting, self.held = deque[Row](), held
+        self.last: Row = {}  # of the row read last
         if self.names:
             if output is None:
                 raise UserError("--keep: there is no file to write columns to; name one with --output")
@@ -113,7 +115,9 @@ class KeptColumns:
                         f"{place(row)}: --keep finds another row here (line {line}); another layout than a table's "
                         "came before: mend the file"
                     )
-                self.waiting.append(cells)
+                self.last = cells
+                if self.held:
+                    self.waiting.append(cells)
                 yield row
 
     def count(self, rows: Iterable[Any]) -> int | None:
@@ -122,7 +126,7 @@ class KeptColumns:
         if not self.names:
             return None
         with silenced():  # what there is to warn of is said when they are read for use
-            return sum(len(self.take(1)) for _ in rows)
+            return sum(1 for _ in rows if not self.held or self.take(1))
 
     def _rows(self, table: Table) -> Iterator[tuple[int, Row]]:
         """(line, all cells to keep) of every row, as the output can hold them."""
@@ -163,6 +167,10 @@ class KeptColumns:
                 "name a .parquet as the --output, or leave it out"
             ) from None
 
+    def weigh(self) -> int:
+        """The size of the cells of the row read last, about, in bytes."""
+        return size_of(self.last)
+
     def take(self, count: int) -> list[Row]:
         """The cells of the next `count` rows."""
         return [self.waiting.popleft() for _ in range(count)] if self.names else [{}] * count
@@ -202,8 +210,8 @@ class KeptColumns:
     def _stretches(self) -> Iterator[tuple[str, list[Any]]]:
         """(name, values) of every column for some rows at a time."""
         with self._open(ReadReport()) as table:
-            rows = self._rows(table)
-            while chunk := [cells for _, cells in itertools.islice(rows, _ROWS_AT_ONCE)]:
+            rows = (cells for _, cells in self._rows(table))
+            for chunk in split_stretches(rows, _ROWS_AT_ONCE, (KEPT_AT_ONCE, size_of)):
                 yield from ((name, [cells[name] for cells in chunk]) for name in self.names)
 
     @contextmanager
@@ -218,6 +226,14 @@ class KeptColumns:
                 f"{self.path}: --keep: column {name!r} holds values that make no column of a .parquet file "
                 f"({str(error).splitlines()[0]}); name a .jsonl as the --output"
             ) from None
+
+
+def size_of(cells: Row) -> int:
+    """Of some cells, about, in bytes."""
+    return sum(
+        len(value) if isinstance(value, str) else getattr(value, "nbytes", 0) or len(repr(value))
+        for value in cells.values()
+    )
 
 
 def _is_blank(table: Table, cells: Row) -> bool:

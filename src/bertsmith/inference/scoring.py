@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bertsmith.errors import UserError, not_finite, one_of
+from bertsmith.inference.chunks import split_chunks
 from bertsmith.inference.embed import check_output, check_rows, read_text_rows, say_empty, say_losses
 from bertsmith.inference.encoder import Encoder, Sequences, pack_sequences, ranges
-from bertsmith.inference.features import split_chunks
 from bertsmith.inference.kept_columns import KeptColumns
 from bertsmith.inference.row_writer import Row, find_ending, open_row_writer
 from bertsmith.model.bert import BertForPreTraining
@@ -158,7 +158,7 @@ def score_file(
         return kept.follow(read_text_rows(input_path, text_column, encoding), itemgetter(0))
 
     with _open_output(output_path, kept, _LIKE_SENTENCE, kept.count(read())) as write:
-        for chunk in split_chunks(read(), _CHARACTERS_AT_ONCE):
+        for chunk in split_chunks(read(), _CHARACTERS_AT_ONCE, weigh=kept.weigh):
             scores = scorer.score([str(text) for _, text in chunk])
             write(scores)
             rows += len(scores)
@@ -201,7 +201,7 @@ def score_pairs_file(
         return kept.follow(read_pairs(input_path, good_column, bad_column, encoding), itemgetter(0))
 
     with _open_output(output_path, kept, _LIKE_PAIR, kept.count(read())) as write:
-        for chunk in split_chunks(read(), _CHARACTERS_AT_ONCE):
+        for chunk in split_chunks(read(), _CHARACTERS_AT_ONCE, weigh=kept.weigh):
             scores = scorer.score([sentence for _, pair in chunk for sentence in pair])
             results = [
                 {
