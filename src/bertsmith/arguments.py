@@ -5,6 +5,7 @@ spelled and explained the same everywhere.
 """
 
 import argparse
+import csv
 import os
 import re
 import shutil
@@ -154,13 +155,16 @@ def add_keep(parser: argparse.ArgumentParser) -> None:
         "--keep",
         metavar="NAME,…",
         help="columns of a .csv, .tsv, .jsonl or .parquet input, such as an id, that are written first in each row as "
-        "they are",
+        "they are; quotes around a name that holds a comma, as in a .csv",
     )
 
 
 def kept_names(args: argparse.Namespace) -> list[str]:
     """The columns that `add_keep` was given."""
-    return [] if args.keep is None else [name.strip() for name in typed(args.keep).split(",")]
+    try:
+        return [] if args.keep is None else next(csv.reader([typed(args.keep)])) or [""]
+    except csv.Error as error:
+        raise UserError(f"--keep: {args.keep!r} is no list of names as a .csv has it: {error}") from None
 
 
 def read_options(args: argparse.Namespace) -> Any:

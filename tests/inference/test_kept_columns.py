@@ -500,3 +500,45 @@ def test_a_random_table_through_chunks_of_any_size(tuned: Tuned, tmp_path: Path,
         monkeypatch.setattr(predictor, "CHUNK", size)
         predict_file(tuned("classify"), str(path), tmp_path / "out.parquet", "cpu", "fp32", keep=["id", "text"])
         assert [(row["text"], row["id"]) for row in read(tmp_path / "out.parquet")] == rows
+
+
+def test_names_with_blanks_and_commas(pretrained: Path, tmp_path: Path) -> None:
+    """Blanks around a name are its own where a column is called so; a name with commas stands in quotes."""
+    source, out = tmp_path / "in.csv", tmp_path / "out.csv"
+    source.write_text('text, id,"a,b",n\na,1,2,3\n', encoding="utf-8")
+    command = ("score", pretrained, "--input", source, *FP32, "--output")
+    assert bertsmith(*command, out, "--keep", ' id,"a,b", n').code == 0
+    assert list(read(out)[0].items())[:3] == [(" id", "1"), ("a,b", "2"), ("n", "3")]
+    assert "no column 'id'" in bertsmith(*command, out, "--keep", "id").mistake
+    assert "a name is empty" in bertsmith(*command, out, "--keep", "").mistake
+    assert "is no list of names as a .csv has it" in bertsmith(*command, out, "--keep", "a\nb").mistake
+
+
+def test_names_that_a_tsv_writes_alike(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "in.jsonl", ("a\tb", "a b", "c\nd"), [(1, 2, 3)])
+    for names, own in (["a\tb", "a b"], []), (["c\nd"], ["c d"]):
+        KeptColumns(str(source), names, tmp_path / "out.csv", own)
+        with pytest.raises(UserError, match=r"--keep: a \.tsv writes .* and .* alike; name another --output"):
+            KeptColumns(str(source), names, tmp_path / "out.tsv", own)
+
+
+def test_the_input_under_another_name_is_not_replaced(pretrained: Path, tmp_path: Path) -> None:
+    source, _ = table(tmp_path / "in.csv", 2)
+    before = source.read_bytes()
+    for url in (f"file://{source}", f"local://{source}"):
+        command = ("score", pretrained, "--input", url, "--keep", "id", *FP32, "--output")
+        assert "in.csv: is the input as well" in bertsmith(*command, source).mistake
+        assert bertsmith(*command, tmp_path / "out.csv").code == 0
+        assert [row["id"] for row in read(tmp_path / "out.csv")] == ["000", "001"]
+    assert source.read_bytes() == before
+
+
+def test_bad_bytes_of_jsonl_are_said_once(pretrained: Path, tmp_path: Path) -> None:
+    """By who reads the texts; halves of characters in what only is kept by who keeps it."""
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(b'{"text": "caf\xe9", "id": "\xe9"}\n')
+    command = ("score", pretrained, "--input", source, "--keep", "id", *FP32, "--output", tmp_path / "out.jsonl")
+    said = bertsmith(*command).err
+    assert said.count("bytes are not utf-8") == said.count("warning: 2 bytes are not utf-8") == 1
+    source.write_text('{"text": "caf", "id": "\\ud800"}\n', encoding="utf-8")
+    assert bertsmith(*command).err.count("warning: 6 bytes are not utf-8") == 1

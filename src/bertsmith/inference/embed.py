@@ -24,7 +24,7 @@ from bertsmith.tasks.table import Table, read_list
 from bertsmith.text.documents import ReadOptions, ReadReport
 from bertsmith.text.readers import COMPRESSED_SUFFIXES, SUFFIX_KINDS
 from bertsmith.text.rows import read_rows
-from bertsmith.text.streams import is_read_once, is_url
+from bertsmith.text.streams import is_read_once, is_url, local_path
 from bertsmith.training.ranks import ALONE, Ranks
 
 _CONLL = (".conll", ".bio", ".iob")
@@ -33,7 +33,8 @@ _CONLL = (".conll", ".bio", ".iob")
 def check_output(input_path: str, output: Path) -> None:
     """Raise UserError where `output` cannot be written, or is the input, which would be replaced."""
     check_out(output, folder=False)
-    if output.exists() and os.path.exists(input_path) and output.samefile(input_path):
+    source = local_path(input_path)
+    if output.exists() and os.path.exists(source) and output.samefile(source):
         raise UserError(f"{output}: is the input as well, and would be replaced; choose another --output")
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from bertsmith.errors import UserError
 from bertsmith.inference.chunks import KEPT_AT_ONCE, split_stretches
-from bertsmith.inference.row_writer import Row
+from bertsmith.inference.row_writer import Row, tsv_cell
 from bertsmith.progress import silenced
 from bertsmith.tasks.table import Table
 from bertsmith.text.decoding import TextFile
@@ -53,17 +53,22 @@ class KeptColumns:
         held: bool = True,
     ) -> None:
         self.path, self.names, self.encoding = path, tuple(names), encoding
-        self.to_parquet = output is not None and output.suffix.lower() == ".parquet"
+        ending = "" if output is None else output.suffix.lower()
+        self.to_parquet = ending == ".parquet"
         self.waiting, self.held = deque[Row](), held
         self.last: Row = {}  # of the row read last
         if self.names:
             if output is None:
                 raise UserError("--keep: there is no file to write columns to; name one with --output")
-            self._check_names(own)
             self._check_input(is_table)
+            with self._open(ReadReport()) as table:
+                # blanks after the commas are no part of a name, unless the file says so
+                self.names = tuple(name if name in table.columns else name.strip() for name in names)
+                self._check_names(list(own), tsv_cell if ending == ".tsv" else str)
+                table.require(self.names)
 
-    def _check_names(self, own: Iterable[str]) -> None:
-        own = list(own)
+    def _check_names(self, own: Sequence[str], written: Callable[[str], str]) -> None:
+        """`written`: what becomes of a name in the output."""
         for name in self.names:
             if not name:
                 raise UserError("--keep: a name is empty; give the names of columns with commas between them")
@@ -76,6 +81,10 @@ class KeptColumns:
                     f"--keep: {name!r} is what a column of the output itself is called ({', '.join(own)}); rename it "
                     "in the input, or leave it out"
                 )
+        names = [*self.names, *own]
+        for index, name in enumerate(names):
+            if other := next((other for other in names[:index] if written(other) == written(name)), None):
+                raise UserError(f"--keep: a .tsv writes {other!r} and {name!r} alike; name another --output")
 
     def _check_input(self, is_table: Callable[[str], bool]) -> None:
         if is_read_once(self.path):
@@ -87,8 +96,6 @@ class KeptColumns:
                 f"{self.path}: has no columns with names that --keep could mean; give a .csv, .tsv, .jsonl or "
                 ".parquet file with a row for each prediction"
             )
-        with self._open(ReadReport()) as table:
-            table.require(self.names)
 
     def _open(self, report: ReadReport | None) -> Table:
         return Table(self.path, self.encoding, report, advice="--keep takes their names")
@@ -104,7 +111,7 @@ class KeptColumns:
             return
         self.waiting.clear()
         # bytes that are replaced are said by who reads the rows, but for those of columns that only this reads
-        with self._open(ReadReport() if self.kind in ("csv", "tsv") else None) as table:
+        with self._open(None if self.kind == "parquet" else ReadReport()) as table:
             beside = self._rows(table)
             for row in rows:
                 line, cells = next(beside, (0, {}))
@@ -119,6 +126,7 @@ class KeptColumns:
                 if self.held:
                     self.waiting.append(cells)
                 yield row
+            table.mended.settle(None, self.encoding)
 
     def count(self, rows: Iterable[Any]) -> int | None:
         """How many `rows` of `follow` there are, for which all are read: what --keep stumbles over is told before hours

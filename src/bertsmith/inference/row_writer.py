@@ -92,8 +92,13 @@ class _CellWriter:
             written = [_quote(cell) for cell in cells]
             written = written if any(written) else ['""', *written[1:]]  # or the line would be blank, and no row
         else:  # a .tsv has no quotes: what would end a cell or a row is a blank
-            written = [" ".join(cell.replace("\t", " ").splitlines()) for cell in cells]
+            written = [tsv_cell(cell) for cell in cells]
         self.file.write(self.separator.join(written) + "\n")
+
+
+def tsv_cell(cell: str) -> str:
+    """A text as a .tsv can hold it."""
+    return " ".join(cell.replace("\t", " ").splitlines())
 
 
 def _quote(cell: str) -> str:

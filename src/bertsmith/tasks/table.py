@@ -96,6 +96,7 @@ class Table:
         self, path: str, encoding: str = "utf-8", report: ReadReport | None = None, advice: str = COLUMN_FLAGS
     ) -> None:
         self.path, self.report, self.advice, self.strict = path, report, advice, StrictReport()
+        self.mended = StrictReport()  # of the cells that were asked for, once all bytes are text
         self.file = RowFile(path, ReadOptions(encoding=encoding), self.strict)
         try:
             self.kind = detect_kind(self.file)
@@ -152,7 +153,7 @@ class Table:
                 place = f"{self.path}:{line}"
                 names = (name for name in (*columns, *optional) if name in row)
                 try:
-                    cells = {name: clean(row[name], place, self.strict) for name in names}
+                    cells = {name: clean(row[name], place, self.mended) for name in names}
                 except RecursionError:
                     raise UserError(f"{place}: lists or objects are nested too deeply; take the line out") from None
                 yield TableRow(line, cells)
@@ -179,8 +180,9 @@ class Table:
 
     def close(self) -> None:
         self.file.close()
+        self.strict.merge(self.mended)
         self.strict.settle(self.report, self.file.encoding)
-        self.strict = StrictReport()
+        self.strict, self.mended = StrictReport(), StrictReport()
 
     def __enter__(self) -> "Table":
         return self

@@ -32,6 +32,11 @@ def is_url(path: str) -> bool:
     return URL.match(path) is not None
 
 
+def local_path(path: str) -> str:
+    """Where `path` is on this machine's disk: `file://` and `local://` URLs name a file there as well."""
+    return file_system(path)[1] if path.startswith(("file://", "local://")) else path
+
+
 def is_read_once(path: str) -> bool:
     """Whether `path` is a pipe or its like, which gives what it holds to its first reader only."""
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
