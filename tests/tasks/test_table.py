@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from bertsmith.errors import UserError
 from bertsmith.tasks.examples import TaggedExample, TextExample
-from bertsmith.tasks.table import read_table, read_tagged_examples_table, read_text_examples
+from bertsmith.tasks.table import read_table, read_text_examples
+from bertsmith.tasks.tagged_table import read_tagged_examples_table
 from bertsmith.text.documents import ReadReport
 
 ODD = ["NA", "null", "None", "nan", "01", "-1", "?", "true", '"', 'a "b" c', "'", " x ", "1e5", "中，文", "a,b;c"]

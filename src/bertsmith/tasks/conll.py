@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from bertsmith.errors import UserError, one_of
 from bertsmith.tasks.examples import TaggedExample
-from bertsmith.tasks.table import StrictReport, check_tag, shorten
+from bertsmith.tasks.table import StrictReport, shorten
+from bertsmith.tasks.tagged_table import check_tag
 from bertsmith.text.decoding import TextFile
 from bertsmith.text.documents import ReadOptions, ReadReport
 

@@ -20,7 +20,7 @@ from bertsmith.tasks.conll import count_violations, detect_scheme, from_iob2, re
 from bertsmith.tasks.examples import EncodedSequence, EncodingReport, TaggedExample
 from bertsmith.tasks.metrics import EntityMetrics
 from bertsmith.tasks.spec import TaskSpec
-from bertsmith.tasks.table import read_tagged_examples_table
+from bertsmith.tasks.tagged_table import read_tagged_examples_table
 from bertsmith.tasks.tagging import check_tag_types, decode_tags, encode_words
 from bertsmith.tasks.task import COMPRESSED, Floats, Row, Scorer, Task
 from bertsmith.text.documents import ReadReport

@@ -15,7 +15,7 @@ from typing import Any
 
 from bertsmith.errors import UserError, one_of
 from bertsmith.progress import say
-from bertsmith.tasks.examples import Label, TaggedExample, TextExample
+from bertsmith.tasks.examples import Label, TextExample
 from bertsmith.text.documents import REPLACEMENT, SURROGATES, ReadOptions, ReadReport, join_names
 from bertsmith.text.readers import check_parquet, detect_kind
 from bertsmith.text.rows import ROW_FORMATS, EveryRow
@@ -34,7 +34,6 @@ TEXT_KINDS = ("classify", "pairs", "regress", "multilabel")
 PAIR_COLUMNS = ("sentence1", "sentence2")
 COLUMN_FLAGS = "name yours with --text-column, --text-pair-column or --label-column"
 NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*", re.ASCII)
-TAG = re.compile("O|[BIESLU]-.+", re.DOTALL)
 LONGEST_NAME = 40
 FEW = 5
 
@@ -375,53 +374,6 @@ def read_text_examples(
             elif not problems:
                 yield TextExample(place, str(index), texts[0], texts[1] if pair else None, value)
     problems.check()
-
-
-def read_tagged_examples_table(
-    path: str,
-    tokens_column: str = "tokens",
-    tags_column: str = "tags",
-    labelled: bool | None = None,
-    encoding: str = "utf-8",
-    report: ReadReport | None = None,
-) -> Iterator[TaggedExample]:
-    """The examples of a .jsonl or .parquet table with a list of words and a list of tag names in each row.
-
-    Raises UserError as `read_text_examples` does; also for lists that differ in length and tags that are none.
-    """
-    problems = Problems("tokens and tags are lists of texts of one length")
-    with Table(path, encoding, report) as table:
-        if table.kind in ("csv", "tsv"):
-            raise UserError(f"{path}: a .{table.kind} cell holds no list; give CoNLL columns, .jsonl or .parquet")
-        if labelled is not False:
-            check_label_column(path, tags_column, [tokens_column])
-        table.require([tokens_column, tags_column] if labelled else [tokens_column])
-        for index, row in enumerate(table.rows((), [tokens_column, tags_column])):
-            place = f"{path}:{row.line}"
-            words = tags = None
-            try:
-                words = read_list(row, tokens_column)
-                if labelled or (labelled is None and row.cells.get(tags_column) is not None):
-                    tags = read_list(row, tags_column)
-                    if len(tags) != len(words):
-                        raise ValueError(f"{len(words)} tokens and {len(tags)} tags")
-                    for tag in tags:
-                        check_tag(tag)
-            except ValueError as error:
-                problems.add(place, str(error))
-                continue
-            if not problems:
-                yield TaggedExample(place, str(index), words, tags)
-    problems.check()
-
-
-def check_tag(tag: str) -> None:
-    """ValueError unless `tag` is O, or a prefix of one of the four schemes, a hyphen and a type."""
-    if not TAG.fullmatch(tag):
-        raise ValueError(
-            f"{shorten(tag)!r} is no tag: O, or a prefix (B I, or B I E S, or B I L U), a hyphen and a type, as in "
-            "B-PER, is needed"
-        )
 
 
 def read_list(row: TableRow, column: str) -> tuple[str, ...]:
