@@ -137,6 +137,17 @@ def test_case_is_settled_by_the_flag_and_then_kept(google: Path, tmp_path: Path)
     assert not (tmp_path / "other").exists()
 
 
+def test_trained_positions_are_kept_both_ways(ours: Path, tmp_path: Path) -> None:
+    change_json(ours / "config.json", bertsmith_trained_positions=12)
+    assert bertsmith("convert", ours, tmp_path / "theirs", "--to", "google").code == 0
+    assert bertsmith("convert", tmp_path / "theirs", tmp_path / "back").code == 0
+    assert json.loads((tmp_path / "back" / "config.json").read_bytes())["bertsmith_trained_positions"] == 12
+    assert bertsmith("info", tmp_path / "back", "--json").json["trained_positions"] == 12
+    change_json(ours / "config.json", bertsmith_trained_positions=21)
+    told = bertsmith("info", ours).mistake
+    assert "bertsmith_trained_positions: 21 is more than max_position_embeddings" in told
+
+
 def test_a_person_sees_a_table(google: Path, tmp_path: Path) -> None:
     lines = bertsmith("convert", google, tmp_path / "new").out.splitlines()
     assert lines[:6] == [

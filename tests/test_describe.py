@@ -78,6 +78,7 @@ def test_a_model(made: Made) -> None:
     described = describe_path(made.model)
     assert described["heads"] == ["mlm", "nsp", "pooler"]
     assert described["objective"] == "mlm+nsp"
+    assert (described["trained_positions"], described["config"]["max_position_embeddings"]) == (32, 512)
     assert described["tokenizer"] == {k: v for k, v in describe_path(made.vocab).items() if k not in ("kind", "folder")}
     config = BertConfig.of_size("tiny", made.summaries["vocab"]["size"])
     model = BertForPreTraining(config)

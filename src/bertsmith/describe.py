@@ -129,6 +129,7 @@ def _describe_weights(folder: Path, model: Any, report: Any, values: dict[str, A
         "notes": report.notes if note is None else [*report.notes, note],
         "objective": values.get(OBJECTIVE_KEY),
         "task": None if task is None else task.as_dict(),
+        "trained_positions": model.config.trained_positions,
         "config": model.config.to_dict(),
         "tokenizer": tokenizer,
     }

@@ -45,9 +45,10 @@ def make_encoder(dtype: torch.dtype = torch.float32) -> Encoder:
     return Encoder(InferenceBert(make_bert(), dtype), BertTokenizer(TOKENS), torch.device("cpu"))
 
 
-def save_pretrained(folder: Path, objective: str = "mlm+nsp") -> Path:
+def save_pretrained(folder: Path, objective: str = "mlm+nsp", trained_positions: int | None = None) -> Path:
     """A folder with both pre-training heads."""
-    save_model(folder, BertForPreTraining(SMALL).initialize(0), objective)
+    config = dataclasses.replace(SMALL, bertsmith_trained_positions=trained_positions)
+    save_model(folder, BertForPreTraining(config).initialize(0), objective)
     BertTokenizer(TOKENS).save(folder)
     return folder
 

@@ -247,6 +247,30 @@ def test_embed_takes_layers_in_every_form(models: dict[str, LoadedModel]) -> Non
     assert [len(rows) for rows in model.embed(["a cat", ""], pool="none")] == [4, 2]
 
 
+def test_random_positions_are_used_on_request_only(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    whole = load(save_pretrained(tmp_path / "whole"), precision="fp32")
+    some = load(save_pretrained(tmp_path / "some", trained_positions=16), precision="fp32")
+    found = f"{some.folder}: pre-training came to 16 of the model's 512 positions, the others are random"
+    np.testing.assert_array_equal(some.embed(TEXTS), whole.embed(TEXTS, max_length=16))
+    for ours, theirs in zip(some.embed(TEXTS, words=True), whole.embed(TEXTS, words=True, max_length=16), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert [row["tokens"] for row in some.score(TEXTS)] == [min(row["tokens"], 14) for row in whole.score(TEXTS)]
+    assert capfd.readouterr().err == f"note: {found}; of a longer text 16 tokens at a time are used\n"
+    np.testing.assert_array_equal(some.embed(TEXTS, max_length=20), whole.embed(TEXTS, max_length=20))
+    some.embed(TEXTS, max_length=20)
+    some.embed(TEXTS, max_length=16)
+    assert capfd.readouterr().err == f"warning: {found}; sequences of 20 tokens use them\n"
+
+
+def test_transformers_opens_a_folder_that_tells_its_positions(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = save_pretrained(tmp_path / "some", trained_positions=16)
+    model = transformers.BertForPreTraining.from_pretrained(folder)
+    model.save_pretrained(tmp_path / "again")
+    BertTokenizer(TOKENS).save(tmp_path / "again")
+    assert load(tmp_path / "again", precision="fp32").encoder.max_length == 16
+
+
 def test_the_second_call_takes_a_small_part_of_the_first(minilm: LoadedModel) -> None:
     """A tenth of it where the files are not yet in memory; here they are, and PyTorch is loaded."""
     begun = time.perf_counter()

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from bertsmith.errors import UserError
 from bertsmith.inference.predict import evaluate_file, predict_file
 from bertsmith.model.task_model import BertForTask
-from bertsmith.model.weights import load_folder_weights
+from bertsmith.model.weights import load_folder_weights, read_config
 from bertsmith.tasks import finetune as loop
 from bertsmith.tasks import runs
 from bertsmith.tasks.data import TaskData
@@ -494,6 +494,23 @@ def test_train_rows(model: Path, files: Files, tmp_path: Path, monkeypatch: pyte
     assert set(texts[0]) <= set(texts[2]) <= set(texts[3]), "a larger part holds the smaller one"
     assert [data.report["train"]["rows"] for data in seen] == [10, 10, 12, 24]
     assert texts[0] != texts[3][:10], "not the first ones"
+
+
+def test_positions_that_pre_training_left_random_are_said(
+    files: Files, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = make_model(tmp_path / "model", bertsmith_trained_positions=16)
+    told = f"warning: {model}: pre-training came to 16 of the model's 64 positions"
+
+    def said(out: str, **changes: Any) -> bool:
+        capfd.readouterr()
+        tune(tmp_path / out, "classify", model, *files["classify"], epochs=1, **changes)
+        assert read_config(tmp_path / out / "model")[0].trained_positions == 16
+        return told in capfd.readouterr().err
+
+    assert said("long", max_length=24)
+    assert not said("short", max_length=16)
+    assert not said("random", max_length=20, random_init=True)
 
 
 def test_random_init(model: Path, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

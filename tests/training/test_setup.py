@@ -15,8 +15,10 @@ from bertsmith.cli import main
 from bertsmith.errors import UserError
 from bertsmith.hardware import Machine
 from bertsmith.model.config import BertConfig
+from bertsmith.model.weights import read_config
 from bertsmith.options import Recipe, load_settings
 from bertsmith.training import loop, setup
+from bertsmith.training.checkpoint import find_newest_checkpoint
 from bertsmith.training.settings import PretrainSettings
 from bertsmith.training.setup import (
     build_model,
@@ -260,10 +262,47 @@ def test_positions_that_no_sequence_reaches_are_said(
 
     assert said("run", steps=2)
     assert not said("run", steps=3)  # resumed: said already
-    assert not said("on", model=tmp_path / "run" / "model", steps=2)  # which may have learnt them
+    assert said("on", model=tmp_path / "run" / "model", steps=2)
     whole = make_settings(corpus, tmp_path / "new", steps=2, second_phase__share=0.1, second_phase__max_length=512)
     setup.say_untrained_positions(whole, BertConfig())
     assert capfd.readouterr().err == ""
+
+
+def test_how_many_positions_were_trained_stays_with_the_model(corpus: Path, tmp_path: Path) -> None:
+    def trained(out: str, **changes: Any) -> tuple[int | None, int]:
+        """What config.json says, and how many positions may be used by it."""
+        settings = make_settings(corpus, tmp_path / out, **({"steps": 2} | changes))
+        loop.pretrain(settings, tmp_path / out)
+        config, values = read_config(tmp_path / out / "model")
+        return values.get("bertsmith_trained_positions"), config.trained_positions
+
+    def untold(folder: Path) -> Path:
+        """The folder as it would be from elsewhere: nothing is said of its positions."""
+        path = folder / "config.json"
+        values = json.loads(path.read_bytes())
+        del values["bertsmith_trained_positions"]
+        path.write_text(json.dumps(values), encoding="utf-8")
+        return folder
+
+    assert trained("run", max_length=24) == (24, 24)
+    assert trained("run", max_length=24, steps=3) == (24, 24)  # resumed
+    assert trained("phases", second_phase__share=0.5, second_phase__max_length=48) == (48, 48)
+    first = tmp_path / "run" / "model"
+    assert trained("longer", model=first, max_length=40) == (40, 40)
+    assert trained("shorter", model=first, max_length=16) == (24, 24)
+    assert trained("published", model=untold(first), max_length=16) == (None, 512)
+    assert trained("whole", second_phase__share=0.5, second_phase__max_length=512) == (None, 512)
+
+
+def test_a_run_of_a_version_that_did_not_note_positions_goes_on(corpus: Path, tmp_path: Path) -> None:
+    settings = make_settings(corpus, tmp_path / "run", steps=2)
+    loop.pretrain(settings, tmp_path / "run")
+    data = setup.open_data(settings)
+    checkpoint, _ = find_newest_checkpoint(tmp_path / "run")
+    assert checkpoint is not None
+    del checkpoint.state["architecture"]["bertsmith_trained_positions"]
+    model, _ = setup.resume_model(settings, data, checkpoint)
+    assert model.config.trained_positions == 32
 
 
 def test_models_that_do_not_fit(corpus: Path, vocabulary: Path, tmp_path: Path) -> None:

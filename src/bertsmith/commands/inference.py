@@ -108,7 +108,12 @@ def add_embed(parser: CommandParser) -> None:
     group.add_argument("--normalize", action="store_true", help="vectors of length 1")
     group = parser.add_argument_group("how text is read")
     add_text_column(group)
-    group.add_argument("--max-length", type=whole_number, metavar="N", help="tokens at most (default: the model's)")
+    group.add_argument(
+        "--max-length",
+        type=whole_number,
+        metavar="N",
+        help="tokens at most (default: as many as the model was trained on)",
+    )
     group.add_argument(
         "--long",
         choices=("cut", "window", "refuse"),

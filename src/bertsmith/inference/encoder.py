@@ -209,7 +209,8 @@ def _run_layer(layer: nn.Module, hidden: Tensor, attention: InferenceAttention, 
 class Encoder:
     """An encoder with its tokenizer, loaded once: whoever wants hidden states asks here.
 
-    `bert` stands on `device`. `max_length`: the most tokens of a sequence, by the tokenizer's folder and the positions.
+    `bert` stands on `device`. `max_length`: the most tokens of a sequence, by the tokenizer's folder and the positions
+    that were trained.
     """
 
     def __init__(self, bert: InferenceBert, tokenizer: BertTokenizer, device: torch.device) -> None:
@@ -217,7 +218,7 @@ class Encoder:
         self.tokenizer = tokenizer
         self.device = device
         self.config = bert.config
-        self.max_length = min(tokenizer.max_length, bert.config.max_position_embeddings)
+        self.max_length = min(tokenizer.max_length, bert.config.trained_positions)
         self.tokens_at_once = TOKENS_A_THREAD if device.type == "cpu" else TOKENS_ON_CUDA
 
     def group(self, lengths: Sequence[int]) -> Iterator[Ints]:

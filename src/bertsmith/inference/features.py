@@ -54,7 +54,7 @@ class FeatureOptions:
     normalize: bool = False
     """Vectors of length 1."""
     max_length: int | None = None
-    """Tokens of a sequence at most; None: what the model takes."""
+    """Tokens of a sequence at most; None: as many as the model has positions that were trained."""
     long: str | None = None
     """Longer texts: cut, shown in overlapping windows, or refused. None: cut, and window for words.
 

@@ -36,7 +36,7 @@ from bertsmith.model.task_model import BertForTask
 from bertsmith.model.weights import OBJECTIVE_KEY, LoadReport, find_model, load_model, read_config
 from bertsmith.progress import say
 from bertsmith.tasks.examples import ChoiceExample, EncodingReport, Example, QuestionExample, TaggedExample, TextExample
-from bertsmith.tasks.model_folder import load_task_model, open_tokenizer
+from bertsmith.tasks.model_folder import load_task_model, open_tokenizer, say_untrained_positions
 from bertsmith.tasks.spec import TASK_KEY
 from bertsmith.tasks.table import kind_of
 from bertsmith.tasks.task import Row, Task
@@ -224,7 +224,9 @@ class LoadedModel:
 
     def features(self, options: FeatureOptions) -> FeatureExtractor:
         """What makes vectors of the kind that `options` say, for as many texts as one likes."""
-        return FeatureExtractor(self.encoder, options, self.why_not.get("pooler"))
+        extractor = FeatureExtractor(self.encoder, options, self.why_not.get("pooler"))
+        say_untrained_positions(self.folder, self.encoder.config, options.max_length, self.encoder.max_length)
+        return extractor
 
     def embed(
         self, texts: Sequence[Text], layers: str | int | Sequence[int] = -1, pool: str = "mean", **options: Any
@@ -266,7 +268,9 @@ class LoadedModel:
 
     def scorer(self, within_word: str = "visible") -> SentenceScorer:
         """What scores sentences, counting what it cuts."""
-        return SentenceScorer(self._masked_model(), self.encoder, within_word)
+        scorer = SentenceScorer(self._masked_model(), self.encoder, within_word)
+        say_untrained_positions(self.folder, self.encoder.config, None, self.encoder.max_length)
+        return scorer
 
     def predict(self, rows: Sequence[Any]) -> list[Row]:
         """A prediction for each row, as `bertsmith predict` writes them.

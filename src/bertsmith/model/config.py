@@ -36,11 +36,15 @@ class BertConfig:
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
     pad_token_id: int = 0
+    bertsmith_trained_positions: int | None = None
+    """How many of the positions, from the first on, pre-training came to; the others are random. None: all were."""
 
     def __post_init__(self) -> None:
         faults = []
         for field in fields(self):
             value = getattr(self, field.name)
+            if value is None and field.default is None:
+                continue
             expected = (int, float) if field.type in (float, "float") else (int,)
             if field.name == "hidden_act":
                 if value not in ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu"):
@@ -55,6 +59,8 @@ class BertConfig:
                     faults.append(f"{field.name}: {value} is not in [0, 1)")
             elif value <= 0:
                 faults.append(f"{field.name}: {value} is not positive")
+            elif field.name == "bertsmith_trained_positions" and not faults and value > self.max_position_embeddings:
+                faults.append(f"{field.name}: {value} is more than max_position_embeddings")
         if not faults and self.hidden_size % self.num_attention_heads:
             faults.append(
                 f"hidden_size: {self.hidden_size} is not divisible by num_attention_heads {self.num_attention_heads}"
@@ -90,7 +96,12 @@ class BertConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """What `config.json` holds, with `model_type` for transformers."""
-        return {"model_type": "bert", **asdict(self)}
+        return {"model_type": "bert", **{key: value for key, value in asdict(self).items() if value is not None}}
+
+    @property
+    def trained_positions(self) -> int:
+        """The longest sequence of which no position is random."""
+        return self.bertsmith_trained_positions or self.max_position_embeddings
 
 
 def useful_flops(config: BertConfig, tokens: int, squared_lengths: int, masked: int, sequences: int) -> float:

@@ -102,6 +102,17 @@ def empty_model(folder: Path, task: Task, dropout: float | None) -> BertForTask:
     return BertForTask(config, task.head, task.outputs)
 
 
+def say_untrained_positions(folder: Path, config: BertConfig, asked: int | None, default: int) -> None:
+    """Say, once a process, where sequences of `asked` tokens come to positions that pre-training left random, or where
+    `default`, which is for None, is as short as it is lest they do."""
+    trained, positions = config.trained_positions, config.max_position_embeddings
+    found = f"{folder}: pre-training came to {trained} of the model's {positions} positions, the others are random"
+    if asked is not None and asked > trained:
+        say_once(f"warning: {found}; sequences of {asked} tokens use them", (folder, asked))
+    elif asked is None and default == trained < positions:
+        say_once(f"note: {found}; of a longer text {trained} tokens at a time are used", (folder, asked))
+
+
 def weights_sha256(model: nn.Module, begun: bytes = b"") -> str:
     """Of all tensors with their names, however they are stored; after `begun`."""
     digest = hashlib.sha256(begun)

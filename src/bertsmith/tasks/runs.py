@@ -27,7 +27,14 @@ from bertsmith.tasks.classification import ClassifyTask, MultilabelTask
 from bertsmith.tasks.data import TaskData, open_task_data
 from bertsmith.tasks.examples import EncodingReport, class_name
 from bertsmith.tasks.finetune import finetune_once
-from bertsmith.tasks.model_folder import empty_model, open_tokenizer, save_task_model, start_model, weights_sha256
+from bertsmith.tasks.model_folder import (
+    empty_model,
+    open_tokenizer,
+    save_task_model,
+    say_untrained_positions,
+    start_model,
+    weights_sha256,
+)
 from bertsmith.tasks.ner import TaggingTask
 from bertsmith.tasks.pictures import plot_confusion
 from bertsmith.tasks.registry import make_task
@@ -68,6 +75,8 @@ def _finetune(settings: FinetuneSettings, out: Path, ranks: Ranks) -> dict[str, 
         config, _ = read_config(source)
         data = open_task_data(settings, config, open_tokenizer(source, config))
         set_class_weights(settings, data)
+        if not settings.random_init:
+            say_untrained_positions(source, config, length := data.task.spec.max_length, length)
         if ranks.is_first:
             check_runs(plans, out)
         # what is wrong with the model is said now

@@ -180,7 +180,14 @@ def model_config(settings: PretrainSettings, data: TrainingData) -> BertConfig:
             f"max_length: sequences of {longest} tokens are longer than the model's {config.max_position_embeddings} "
             "positions"
         )
-    return config
+    return note_trained_positions(settings, config)
+
+
+def note_trained_positions(settings: PretrainSettings, config: BertConfig) -> BertConfig:
+    """`config` with the positions that are trained once the run is over: by it, and in the folder it goes on from."""
+    before = 0 if settings.model in SIZES else config.trained_positions
+    trained = max(before, *(phase.max_length for phase in settings.phases))
+    return replace(config, bertsmith_trained_positions=trained if trained < config.max_position_embeddings else None)
 
 
 def build_model(settings: PretrainSettings, data: TrainingData) -> BertForPreTraining:
@@ -221,7 +228,9 @@ def resume_model(
             "name that one to resume it, or go on from its finished model on this text with --model RUN/model and "
             "another --out"
         )
-    return BertForPreTraining(BertConfig.from_dict(state.architecture), next_sentence=settings.paired), state
+    # noted again for the runs of versions that did not note it
+    config = note_trained_positions(settings, BertConfig.from_dict(state.architecture))
+    return BertForPreTraining(config, next_sentence=settings.paired), state
 
 
 @dataclass
@@ -279,13 +288,13 @@ def _find_start(settings: PretrainSettings, data: TrainingData, out: Path) -> St
 
 
 def say_untrained_positions(settings: PretrainSettings, config: BertConfig) -> None:
-    """Say from which position on the run trains none; those of a model from a folder may be trained already."""
+    """Say from which position on none was trained before and the run trains none."""
     longest, positions = max(phase.max_length for phase in settings.phases), config.max_position_embeddings
-    if settings.model in SIZES and longest < positions:
+    if config.trained_positions < positions:
         say(
-            f"sequences of {longest} tokens: of the model's {positions} positions, those from {longest} on learn "
-            "nothing and stay random; longer sequences train them (--max-length or a second phase, see `bertsmith "
-            "pretrain --help`)"
+            f"sequences of {longest} tokens: of the model's {positions} positions, those from "
+            f"{config.trained_positions} on learn nothing and stay random; longer sequences train them (--max-length "
+            "or a second phase, see `bertsmith pretrain --help`)"
         )
 
 
