@@ -134,6 +134,24 @@ def test_what_is_cut_is_said(made: Made, texts: Path, tmp_path: Path) -> None:
     assert "dimension: 128" in outcome.out
 
 
+def test_texts_without_a_token_are_counted_and_said(made: Made, tmp_path: Path) -> None:
+    source, output = tmp_path / "x.txt", tmp_path / "x.safetensors"
+    source.write_text("a\n\nthe cat\n \u200b\n", encoding="utf-8")
+    for flags, so in (
+        ((), "their vectors are of [CLS] and [SEP] alone"),
+        (("--pool", "none"), "their vectors are of [CLS] and [SEP] alone"),
+        (("--words",), "they have no vector"),
+    ):
+        outcome = bertsmith("embed", made.model, "--input", source, "--output", output, *FP32, *flags, "--json")
+        empty = 1 if flags == ("--words",) else 2  # what cleaning leaves nothing of is a word all the same
+        assert outcome.json["empty_texts"] == empty
+        assert f"warning: {empty} of 4 texts hold no token, such as {source}:2; {so}" in outcome.err
+    source.write_text("a\n", encoding="utf-8")
+    outcome = bertsmith("embed", made.model, "--input", source, "--output", output, *FP32, "--json")
+    assert outcome.json["empty_texts"] == 0
+    assert "no token" not in outcome.err
+
+
 def test_tables_and_lists_of_words(made: Made, model: LoadedModel, tmp_path: Path) -> None:
     sentences = [["The", "cat"], ["a", "\U000fe4fa", "big", "dog"], []]
     expected = model.embed(sentences, words=True)

@@ -201,6 +201,11 @@ def embed_file(
     seconds = time.monotonic() - begun
     say_empty(report.examples, input_path, output)
     say_losses(report, extractor.max_length)
+    empty = report.notes.get("empty_texts", 0)
+    if empty:
+        so = "they have no vector" if options.words else "their vectors are of [CLS] and [SEP] alone"
+        first = report.first_places["empty_texts"]
+        say(f"warning: {empty:,} of {report.examples:,} texts hold no token, such as {first}; {so}")
     return {
         "rows": report.examples,
         "vectors": vectors,
@@ -209,6 +214,7 @@ def embed_file(
         "truncated": report.truncated,
         "truncated_tokens": report.truncated_tokens,
         "windowed": report.windowed,
+        "empty_texts": empty,
         "unknown_rate": report.as_dict()["unknown_rate"],
         "tokens": extractor.computed_tokens,
         "tokens_per_second": extractor.computed_tokens / seconds,

@@ -288,6 +288,8 @@ class FeatureExtractor:
         report.examples += len(lengths)
         report.tokens += int(lengths.sum())
         report.unknown_tokens += int(np.count_nonzero(flat == self.encoder.tokenizer.unk_id))
+        for index in np.flatnonzero(lengths == 0).tolist():
+            report.note("empty_texts", 1, places[index])
         longer = np.flatnonzero(lengths > room)
         if self.long == "refuse" and len(longer):
             named = ", ".join(f"{places[index]} ({lengths[index] + 2:,})" for index in longer[:_PLACES_NAMED])
