@@ -17,6 +17,11 @@ from bertsmith.hardware import int8_weight_bits
 from bertsmith.inference import loaded
 from bertsmith.inference.loaded import LoadedModel, load
 from bertsmith.inference.products import can_multiply_int8
+from bertsmith.model.task_model import BertForTask
+from bertsmith.model.weights import read_config
+from bertsmith.tasks.model_folder import save_task_model
+from bertsmith.tasks.registry import make_task
+from bertsmith.tasks.spec import TaskSpec
 from bertsmith.text.tokenizer import load_tokenizer
 from command_line import Made, Outcome, bertsmith, bertsmith_process
 
@@ -132,6 +137,29 @@ def test_what_is_cut_is_said(made: Made, texts: Path, tmp_path: Path) -> None:
     assert "of 5 texts are longer than 9 tokens" in outcome.err
     assert "cpu, fp32, " in outcome.err
     assert "dimension: 128" in outcome.out
+
+
+def test_the_column_that_a_fine_tuned_model_learnt_from_is_read(made: Made, tmp_path: Path) -> None:
+    config, _ = read_config(made.model)
+    task = make_task(TaskSpec("classify", 32, ("bad", "good"), text_column="body"), load_tokenizer(made.model))
+    save_task_model(tmp_path / "tuned", BertForTask(config, task.head, task.outputs).initialize(1), task)
+
+    def run(source: str, *flags: str) -> Outcome:
+        (tmp_path / "x.csv").write_text(source, encoding="utf-8")
+        files = ("--input", tmp_path / "x.csv", "--output", tmp_path / "x.npy")
+        return bertsmith("embed", tmp_path / "tuned", *files, *FP32, *flags)
+
+    expected = load(tmp_path / "tuned", precision="fp32").embed(["The cat"])
+    told = "x.csv: has no column 'text'; texts are read from 'body', as "
+    for source, flags, said in (
+        ("id,body\n1,The cat\n", (), True),
+        ("body,text\na,The cat\n", (), False),
+        ("body,title\na,The cat\n", ("--text-column", "title"), False),
+    ):
+        outcome = run(source, *flags)
+        assert (outcome.code, told in outcome.err) == (0, said), outcome.err
+        np.testing.assert_allclose(np.load(tmp_path / "x.npy"), expected, rtol=0, atol=1e-5)
+    assert "no column 'text'" in run("id,title\n1,The cat\n").mistake
 
 
 def test_texts_without_a_token_are_counted_and_said(made: Made, tmp_path: Path) -> None:

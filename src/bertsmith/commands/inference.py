@@ -125,7 +125,7 @@ def add_embed(parser: CommandParser) -> None:
 
 
 def run_embed(args: argparse.Namespace, pairs: Pairs) -> Summary:
-    from bertsmith.inference.embed import check_embedding, embed_file
+    from bertsmith.inference.embed import check_embedding, choose_text_column, embed_file
     from bertsmith.inference.features import FeatureOptions
     from bertsmith.inference.loaded import LoadedModel, load
     from bertsmith.progress import say
@@ -139,10 +139,12 @@ def run_embed(args: argparse.Namespace, pairs: Pairs) -> Summary:
 
     names = ("layers", "combine", "pool", "words", "normalize", "max_length", "long", "allow_special")
     options = FeatureOptions(**{name: getattr(args, name) for name in names})
-    reading, keep = (typed(args.text_column), args.encoding), kept_names(args)
+    keep = kept_names(args)
     with join_ranks() as ranks:
         with ranks.alike():
             _check_model(args)
+            column = choose_text_column(args.model, args.input, typed(args.text_column), args.encoding)
+            reading = column, args.encoding
             # told before the model is loaded
             check_embedding(args.input, Path(args.output), options, *reading, ranks, keep)
         model = make_alike(open_model, args.precision, ranks)

@@ -16,14 +16,16 @@ from bertsmith.errors import UserError
 from bertsmith.inference.features import FeatureExtractor, FeatureOptions, Text
 from bertsmith.inference.kept_columns import KeptColumns
 from bertsmith.inference.vector_writer import find_vector_format, open_vector_writer, parquet_columns
+from bertsmith.model.weights import CONFIG, find_model, read_config
 from bertsmith.progress import Progress, say, silenced
 from bertsmith.storage import check_out
 from bertsmith.tasks.conll import read_conll
 from bertsmith.tasks.examples import EncodingReport, say_unknown
+from bertsmith.tasks.spec import TASK_KEY, TaskSpec
 from bertsmith.tasks.table import Table, read_list
 from bertsmith.text.documents import ReadOptions, ReadReport
 from bertsmith.text.readers import COMPRESSED_SUFFIXES, SUFFIX_KINDS
-from bertsmith.text.rows import read_rows
+from bertsmith.text.rows import ROW_FORMATS, read_rows
 from bertsmith.text.streams import is_read_once, is_url, local_path
 from bertsmith.training.ranks import ALONE, Ranks
 
@@ -59,6 +61,23 @@ def check_rows(path: str, rows: Iterator[Any]) -> None:
     finally:
         if isinstance(rows, Generator):
             rows.close()
+
+
+def choose_text_column(model_folder: str | Path, input_path: str, text_column: str, encoding: str = "utf-8") -> str:
+    """`text_column`, or where that is the default and no column of the input, the one that a fine-tuned model learnt
+    from, if the input has it; which is said."""
+    if text_column != "text" or SUFFIX_KINDS.get(_suffix(input_path)) not in ROW_FORMATS or is_read_once(input_path):
+        return text_column
+    folder = find_model(model_folder)
+    task = read_config(folder)[1].get(TASK_KEY)
+    learnt = None if task is None else TaskSpec.from_dict(task, str(folder / CONFIG)).text_column
+    if learnt is None:
+        return text_column
+    with silenced(), Table(input_path, encoding) as table:
+        if text_column in table.columns or learnt not in table.columns:
+            return text_column
+    say(f"{input_path}: has no column {text_column!r}; texts are read from {learnt!r}, as {folder} learnt from it")
+    return learnt
 
 
 def check_embedding(
@@ -106,8 +125,7 @@ def read_word_rows(path: str, text_column: str = "text", encoding: str = "utf-8"
     .jsonl and .parquet hold either in the column `text`, or else `tokens`; .conll, .bio and .iob hold a word a line;
     all else is texts. Raises UserError as their readers do, and for a cell that is neither.
     """
-    suffixes = [suffix for suffix in Path(path).suffixes if suffix not in COMPRESSED_SUFFIXES]
-    suffix = suffixes[-1].lower() if suffixes else ""
+    suffix = _suffix(path)
     if suffix in _CONLL:
         for example in read_conll(path, labelled=False, encoding=encoding):
             yield example.place, example.words
@@ -124,6 +142,12 @@ def read_word_rows(path: str, text_column: str = "text", encoding: str = "utf-8"
                     raise UserError(f"{path}:{row.line}: {error}; give a text or a list of words") from None
     else:
         yield from read_text_rows(path, text_column, encoding)
+
+
+def _suffix(path: str) -> str:
+    """What a file's name ends in, but for how it is compressed."""
+    suffixes = [suffix for suffix in Path(path).suffixes if suffix not in COMPRESSED_SUFFIXES]
+    return suffixes[-1].lower() if suffixes else ""
 
 
 def count_rows(path: str, rows: Iterable[Any]) -> int | None:
