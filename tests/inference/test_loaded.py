@@ -111,8 +111,10 @@ def test_a_part_that_was_never_trained_is_refused_by_name(
 @pytest.mark.parametrize(
     ("name", "rows", "message"),
     [
-        ("classify", ["a", 3], "row 2: give a text, or a pair of texts"),
-        ("classify", [("a", "b", "c")], "row 1: give a text, or a pair"),
+        ("classify", ["a", 3], "row 2: the model takes one text; give a text$"),
+        ("classify", [{"text": "x"}], "row 1: the model takes one text; give a text$"),
+        ("classify", [("a", "b", "c")], "row 1: the model takes one text; give a text$"),
+        ("pairs", [{"text": "x"}], r"row 1: the model compares two texts; give \(text, text\)$"),
         ("choice", [("a", "b")], r"row 1: give \(context, \[ending, …\]\)"),
         ("choice", [("a", [])], r"row 1: give \(context, \[ending, …\]\)"),
         ("pairs", [("a", "b"), "a"], r"row 2: the model compares two texts; give \(text, text\)"),
@@ -245,6 +247,13 @@ def test_embed_takes_layers_in_every_form(models: dict[str, LoadedModel]) -> Non
     assert model.embed([], pool="none") == []
     assert [len(rows) for rows in model.embed([["a", "cat"], "the old dog", ""], words=True)] == [2, 3, 0]
     assert [len(rows) for rows in model.embed(["a cat", ""], pool="none")] == [4, 2]
+
+
+def test_options_of_embed_that_are_not_known_are_refused_with_those_that_are(models: dict[str, LoadedModel]) -> None:
+    with pytest.raises(UserError, match=r"^foo: embed has no such option; there are layers, combine, pool, words, "):
+        models["encoder"].embed(["a"], foo=1)
+    with pytest.raises(UserError, match=r"^normalise: embed has no such option; did you mean normalize\?; there are"):
+        models["encoder"].embed(["a"], normalise=True)
 
 
 def test_random_positions_are_used_on_request_only(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ import functools
 import numbers
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ from bertsmith.inference.scoring import SentenceScorer
 from bertsmith.model.bert import BertForPreTraining, BertModel
 from bertsmith.model.task_model import BertForTask
 from bertsmith.model.weights import OBJECTIVE_KEY, LoadReport, find_model, load_model, read_config
+from bertsmith.options import did_you_mean
 from bertsmith.progress import say
 from bertsmith.tasks.examples import ChoiceExample, EncodingReport, Example, QuestionExample, TaggedExample, TextExample
 from bertsmith.tasks.model_folder import load_task_model, open_tokenizer, say_untrained_positions
@@ -236,6 +238,11 @@ class LoadedModel:
         `layers`: a level, several, or a text such as "-4:"; more `options`: see FeatureOptions. For words a text may be
         a list of them.
         """
+        known = [field.name for field in fields(FeatureOptions)]
+        for name in options:
+            if name not in known:
+                near = did_you_mean(name, known)
+                raise UserError(f"{name}: embed has no such option{near}; there are {', '.join(known)}")
         if not isinstance(layers, str):
             layers = ",".join(map(str, [layers] if isinstance(layers, int) else layers))
         extractor = self.features(FeatureOptions(layers=layers, pool=pool, **options))
@@ -280,14 +287,8 @@ class LoadedModel:
         UserError for rows of another kind, naming the first.
         """
         task, model = self._task_model()
-        make = _MAKERS[task.head]
+        make = _pair_example if task.head == "sequence" and task.spec.two_texts else _MAKERS[task.head]
         examples = [make(f"row {number}", row) for number, row in enumerate(_listed(rows), 1)]
-        for example in examples:
-            if isinstance(example, TextExample) and (example.pair is not None) != task.spec.two_texts:
-                what = (
-                    "compares two texts; give (text, text)" if task.spec.two_texts else "takes one text; give no pair"
-                )
-                raise UserError(f"{example.place}: the model {what}")
         report = EncodingReport()
         predicted = predict_examples(task, model, examples, self.encoder.device, report)
         results = [row for _, predictions in predicted for row in predictions]
@@ -349,9 +350,13 @@ def _only_texts(texts: Sequence[Any]) -> list[str]:
 def _text_example(place: str, row: Any) -> Example:
     if isinstance(row, str):
         return TextExample(place, place, row, None, None)
+    raise UserError(f"{place}: the model takes one text; give {'no pair' if _are_texts(row, 2) else 'a text'}")
+
+
+def _pair_example(place: str, row: Any) -> Example:
     if _are_texts(row, 2):
         return TextExample(place, place, row[0], row[1], None)
-    raise UserError(f"{place}: give a text, or a pair of texts")
+    raise UserError(f"{place}: the model compares two texts; give (text, text)")
 
 
 def _choice_example(place: str, row: Any) -> Example:
