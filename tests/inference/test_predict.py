@@ -450,6 +450,23 @@ def numbers_in(value: Any) -> Iterator[float]:
         yield value
 
 
+def test_mistakes_are_told_before_8_bits_are_chosen(
+    tuned: Tuned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predict, "use_bert", lambda *_: pytest.fail("takes half a minute for a large model"))
+    monkeypatch.setattr(predict, "check_int8", lambda device: 8)
+    source = str(write_rows(tmp_path / "in.csv", ("txt", "label"), [("a", "pos")]))
+    for columns, keep, message in (
+        ({}, (), "no column 'text'"),
+        ({"text_column": "txt"}, ("id",), "no column 'id'"),
+        ({"text_column": "txt"}, ("label",), "'label' is what a column of the output itself is called"),
+    ):
+        with pytest.raises(UserError, match=message):
+            predict_file(tuned("classify"), source, tmp_path / "out", "cpu", "int8", keep=keep, **columns)
+    with pytest.raises(UserError, match="no column 'text'"):
+        evaluate_file(tuned("classify"), source, "cpu", "int8")
+
+
 def test_8_bits_where_there_are_none(tuned: Tuned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(int8, "int8_weight_bits", lambda: None)
     source = write_rows(tmp_path / "in.csv", ("text",), [("a",)])

@@ -38,7 +38,7 @@ from bertsmith.model.weights import OBJECTIVE_KEY, LoadReport, find_model, load_
 from bertsmith.options import did_you_mean
 from bertsmith.progress import say
 from bertsmith.tasks.examples import ChoiceExample, EncodingReport, Example, QuestionExample, TaggedExample, TextExample
-from bertsmith.tasks.model_folder import load_task_model, open_tokenizer, say_untrained_positions
+from bertsmith.tasks.model_folder import load_task_model, open_tokenizer, say_random_positions
 from bertsmith.tasks.spec import TASK_KEY
 from bertsmith.tasks.table import kind_of
 from bertsmith.tasks.task import Row, Task
@@ -227,7 +227,7 @@ class LoadedModel:
     def features(self, options: FeatureOptions) -> FeatureExtractor:
         """What makes vectors of the kind that `options` say, for as many texts as one likes."""
         extractor = FeatureExtractor(self.encoder, options, self.why_not.get("pooler"))
-        say_untrained_positions(self.folder, self.encoder.config, options.max_length, self.encoder.max_length)
+        say_random_positions(self.folder, self.encoder.config, options.max_length, self.encoder.max_length)
         return extractor
 
     def embed(
@@ -276,7 +276,7 @@ class LoadedModel:
     def scorer(self, within_word: str = "visible") -> SentenceScorer:
         """What scores sentences, counting what it cuts."""
         scorer = SentenceScorer(self._masked_model(), self.encoder, within_word)
-        say_untrained_positions(self.folder, self.encoder.config, None, self.encoder.max_length)
+        say_random_positions(self.folder, self.encoder.config, None, self.encoder.max_length)
         return scorer
 
     def predict(self, rows: Sequence[Any]) -> list[Row]:

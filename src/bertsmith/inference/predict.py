@@ -6,7 +6,7 @@ at all; memory is that of a chunk of rows, whatever the file's size.
 
 import importlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from operator import attrgetter
@@ -27,7 +27,7 @@ from bertsmith.inference.conll_writer import (
     open_conll_writer,
     with_words,
 )
-from bertsmith.inference.embed import check_input, check_output, count_rows, say_empty
+from bertsmith.inference.embed import check_input, check_output, check_rows, count_rows, say_empty
 from bertsmith.inference.int8 import INT8, check_int8
 from bertsmith.inference.kept_columns import KeptColumns
 from bertsmith.inference.loaded import use_bert
@@ -99,18 +99,29 @@ def predict_file(
         check_input(input_path, ranks)
         if ranks.is_first:
             check_output(input_path, output)
-    task, model, device_ = open_for_prediction(model_folder, device, precision, columns, ranks)
-    like = _made_up_prediction(task)
-    with ranks.alike():
+
+    def rows_of(task: Task, report: EncodingReport) -> Iterator[Any]:
+        reader = make_task(replace(task.spec, name=part_of), task.tokenizer) if part_of else task
+        return reader.read(input_path, "test", None if score else False, report)
+
+    def open_kept(task: Task) -> KeptColumns:
         names = keep if ranks.is_first else ()
-        kept = KeptColumns(input_path, names, output, like, task.spec.encoding, task.is_table)
+        like = _made_up_prediction(task)
+        return KeptColumns(input_path, names, output, like, task.spec.encoding, task.is_table)
+
+    def check(task: Task) -> None:
+        open_kept(task)
+        check_rows(input_path, rows_of(task, EncodingReport()))
+
+    task, model, device_ = open_for_prediction(model_folder, device, precision, columns, ranks, check)
+    with ranks.alike():
+        kept = open_kept(task)
     report, scorer, begun = EncodingReport(), task.scorer(), time.monotonic()
     rows = labelled = 0
-    reader = make_task(replace(task.spec, name=part_of), task.tokenizer) if part_of else task
     layout = ConllLayout(learnt) if to_conll else None
 
     def read(report: EncodingReport) -> Iterator[Any]:
-        examples = kept.follow(reader.read(input_path, "test", None if score else False, report), attrgetter("place"))
+        examples = kept.follow(rows_of(task, report), attrgetter("place"))
         return examples if layout is None else check_sentences(examples, input_path, layout)
 
     with ranks.alike():
@@ -132,7 +143,7 @@ def predict_file(
                 labelled += len(pairs)
                 scorer.add([example for example, _ in pairs], [row for _, row in pairs])
         if writer is not None and not rows:  # the columns are known all the same
-            writer.expect(dict.fromkeys(kept.names) | like)
+            writer.expect(dict.fromkeys(kept.names) | _made_up_prediction(task))
     if not ranks.is_first:
         return {}
     say_empty(rows, input_path, output)
@@ -159,11 +170,20 @@ def _made_up_prediction(task: Task) -> Row:
 
 
 def open_for_prediction(
-    model_folder: str | Path, device: str, precision: str, columns: dict[str, str | None], ranks: Ranks = ALONE
+    model_folder: str | Path,
+    device: str,
+    precision: str,
+    columns: dict[str, str | None],
+    ranks: Ranks = ALONE,
+    check: Callable[[Task], None] = lambda task: None,
 ) -> tuple[Task, BertForTask, torch.device]:
-    """A fine-tuned model on its device, in the arithmetic asked for; on every rank in the same."""
+    """A fine-tuned model on its device, in the arithmetic asked for; on every rank in the same.
+
+    `check`: raises UserError for files that do not suit the task, before 8 bits are chosen, which takes its time.
+    """
     with ranks.alike():
         task, model = load_task_model(model_folder, **columns)
+        check(task)
     if ranks.size > 1:
         check_same(weights_sha256(model), str(model_folder), ranks)
     if precision in INT8:
@@ -196,15 +216,27 @@ def evaluate_file(
     """
     with ranks.alike():
         check_input(input_path, ranks)
-    task, model, device_ = open_for_prediction(model_folder, device, precision, columns, ranks)
+
+    def rows_of(task: Task, report: EncodingReport) -> Iterator[Any]:
+        return task.read(input_path, "dev", True, report)
+
+    task, model, device_ = open_for_prediction(
+        model_folder,
+        device,
+        precision,
+        columns,
+        ranks,
+        lambda task: check_rows(input_path, rows_of(task, EncodingReport())),
+    )
     report, scorer, begun = EncodingReport(), task.scorer(), time.monotonic()
     for kind, module in _METRIC_MODULES:
         if ranks.is_first and isinstance(task, kind):
             importlib.import_module(module)
     rows = 0
     with Progress("evaluating", None, "rows") as bar:
-        examples = task.read(input_path, "dev", True, report)
-        for chunk, predictions in predict_examples(task, model, examples, device_, report, bar.advance, ranks):
+        for chunk, predictions in predict_examples(
+            task, model, rows_of(task, report), device_, report, bar.advance, ranks
+        ):
             scorer.add(chunk, predictions)
             rows += len(chunk)
     with ranks.alike():

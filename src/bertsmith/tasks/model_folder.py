@@ -102,7 +102,7 @@ def empty_model(folder: Path, task: Task, dropout: float | None) -> BertForTask:
     return BertForTask(config, task.head, task.outputs)
 
 
-def say_untrained_positions(folder: Path, config: BertConfig, asked: int | None, default: int) -> None:
+def say_random_positions(folder: Path, config: BertConfig, asked: int | None, default: int) -> None:
     """Say, once a process, where sequences of `asked` tokens come to positions that pre-training left random, or where
     `default`, which is for None, is as short as it is lest they do."""
     trained, positions = config.trained_positions, config.max_position_embeddings

@@ -31,7 +31,7 @@ from bertsmith.tasks.model_folder import (
     empty_model,
     open_tokenizer,
     save_task_model,
-    say_untrained_positions,
+    say_random_positions,
     start_model,
     weights_sha256,
 )
@@ -76,7 +76,7 @@ def _finetune(settings: FinetuneSettings, out: Path, ranks: Ranks) -> dict[str, 
         data = open_task_data(settings, config, open_tokenizer(source, config))
         set_class_weights(settings, data)
         if not settings.random_init:
-            say_untrained_positions(source, config, length := data.task.spec.max_length, length)
+            say_random_positions(source, config, length := data.task.spec.max_length, length)
         if ranks.is_first:
             check_runs(plans, out)
         # what is wrong with the model is said now
