@@ -1,23 +1,20 @@
 """What only a process of its own shows: quick starts, other locales, no network, interruptions, closed pipes."""
 
-import contextlib
 import hashlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
 from command_line import TINY, Made, Outcome, bertsmith, bertsmith_process, start_process, write_texts
+from watching import living_processes, needs_proc, wait_until
 
 HEAVY = {"torch", "numpy", "pyarrow", "tokenizers", "matplotlib", "fsspec"}
-needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks processes up in /proc")
 
 
 # --- starting
@@ -167,21 +164,7 @@ def test_no_connection_is_opened(made: Made, tmp_path: Path) -> None:
 
 def processes_of(group: int) -> list[int]:
     """The living processes of a process group."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, _, its_group = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[:3]
-            if int(its_group) == group and state != "Z":
-                found.append(int(stat.parent.name))
-    return found
-
-
-def wait_until(condition: Callable[[], bool], process: "subprocess.Popen[bytes]", seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, "the command ended before it could be interrupted"
-        assert time.monotonic() < deadline, "the command never got so far"
-        time.sleep(0.02)
+    return [pid for pid, process in living_processes().items() if process.group == group]
 
 
 @pytest.fixture(scope="module")
@@ -201,10 +184,7 @@ def interrupt(process: "subprocess.Popen[bytes]", way: signal.Signals) -> Outcom
     else:
         process.send_signal(way)
     out, err = process.communicate(timeout=60)
-    deadline = time.monotonic() + 10
-    while processes_of(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not processes_of(process.pid), "a worker is left"
+    wait_until(lambda: not processes_of(process.pid), "the end of its workers", seconds=20)
     return Outcome(process.returncode, out.decode(), err.decode())
 
 
@@ -221,7 +201,8 @@ def test_interrupted_work_on_text_leaves_nothing(
     process = start_process(
         *name.split(), long_texts, *arguments[name], "--workers", 2, env={"TMPDIR": str(temporary)}, cwd=tmp_path
     )
-    wait_until(lambda: len(processes_of(process.pid)) >= 4, process)  # with the tracker that multiprocessing starts
+    # the fourth is the tracker that multiprocessing starts
+    wait_until(lambda: len(processes_of(process.pid)) >= 4, "workers", process=process)
     outcome = interrupt(process, way)
     assert (outcome.code, outcome.out) == (130, "")
     assert "Traceback" not in outcome.err
@@ -239,7 +220,7 @@ def test_interrupted_training_is_saved_and_resumed(
     options = ("--data", made.corpus, "--out", run, "--examples.workers", workers, *TINY)
     process = start_process("pretrain", *options, "--steps", 100000, "--log.every", 1)
     metrics = run / "metrics.jsonl"
-    wait_until(lambda: metrics.is_file() and metrics.read_bytes().count(b"\n") >= 3, process)
+    wait_until(lambda: metrics.is_file() and metrics.read_bytes().count(b"\n") >= 3, "three steps", process=process)
     outcome = interrupt(process, way)
     assert (outcome.code, outcome.out) == (130, "")
     assert "Traceback" not in outcome.err

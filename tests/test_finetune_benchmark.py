@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,8 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+
+from watching import wait_until
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 MODULES = ("finetune", "finetune_tasks", "finetune_trainer", "pretrain_step")
@@ -551,11 +552,7 @@ def test_a_run_ends_with_the_driver(tmp_path: Path) -> None:
     )
     process = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path)
     written = tmp_path / "pid"
-    deadline = time.monotonic() + 60
-    while not (written.exists() and written.read_text().strip()):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: written.exists() and written.read_text().strip(), "the child", process=process)
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 143
     with pytest.raises(ProcessLookupError):

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from bertsmith.errors import UserError
 from bertsmith.workers import WorkerPool, available_cores, peak_memory
+from watching import living_processes, needs_proc, wait_until
 
 # A worker imports its function by name: these live in a module on disk, as bertsmith's own do.
 FUNCTIONS = """
@@ -91,15 +91,7 @@ def test_at_least_one_worker() -> None:
     assert available_cores() >= 1
 
 
-def is_running(process: int) -> bool:
-    try:
-        status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return False
-    return status.rsplit(")", 1)[1].split()[0] != "Z"
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks processes up in /proc")
+@needs_proc
 @pytest.mark.parametrize("way", [signal.SIGINT, signal.SIGKILL])
 def test_no_worker_outlives_its_parent(functions, tmp_path: Path, way: signal.Signals) -> None:  # type: ignore[no-untyped-def]
     seen = tmp_path / "seen"
@@ -119,20 +111,15 @@ def test_no_worker_outlives_its_parent(functions, tmp_path: Path, way: signal.Si
     assert parent.stderr
     parent.stdin.write(script.encode())
     parent.stdin.close()
-    deadline = time.monotonic() + 60
-    while len(list(seen.iterdir())) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    workers = [int(file.name) for file in seen.iterdir()]
-    assert len(workers) == 2, parent.stderr.read()
+    wait_until(lambda: len(os.listdir(seen)) == 2, "two workers", process=parent)
+    workers = [int(name) for name in os.listdir(seen)]
     if way == signal.SIGINT:
         os.killpg(parent.pid, way)  # Ctrl-C reaches the whole group
     else:
         parent.kill()
     errors = parent.stderr.read().decode()
     parent.wait(timeout=30)
-    while any(map(is_running, workers)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(is_running, workers))
+    wait_until(lambda: not {*workers} & living_processes().keys(), "the end of the workers")
     if way == signal.SIGINT:
         assert errors.count("Traceback") == 1, errors  # the parent's own, none of a worker
         assert errors.rstrip().endswith("KeyboardInterrupt")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rank_runs import free_port
+from watching import wait_until
 
 
 @dataclass
@@ -56,12 +57,8 @@ class Job:
         return self.out.read().decode("utf-8", "replace")
 
     def wait_until(self, condition: Any, what: str) -> None:
-        """Wait for `condition()`, 120 seconds at most."""
-        deadline = time.monotonic() + 120
-        while not condition():
-            assert self.process.poll() is None, self.said()
-            assert time.monotonic() < deadline, f"{what} does not come: {self.said()}"
-            time.sleep(0.02)
+        """Wait for `condition()` while the job runs."""
+        wait_until(condition, what, process=self.process, said=self.said)
 
 
 @contextlib.contextmanager

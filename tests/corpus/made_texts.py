@@ -12,6 +12,8 @@ import numpy as np
 from bertsmith.text.tokenizer import SPECIAL_TOKENS, BertTokenizer
 
 WORDS = ["a", "tree", "grows", "slowly", "near", "the", "old", "river", "and", "birds", "sing", "中", "é"]
+RECORDS = ".*/unfinished/*-*.json"
+"""Where an unfinished corpus, beside its place, keeps what it knows of each finished shard."""
 LETTERS = [c for letter in "abcdefghijklmnopqrstuvwxyz0123456789" for c in (letter, "##" + letter)]
 
 

@@ -23,6 +23,7 @@ from bertsmith.corpus.shards import open_corpus
 from bertsmith.corpus.writer import write_corpus
 from bertsmith.errors import UserError
 from bertsmith.text.tokenizer import SPECIAL_TOKENS, BertTokenizer
+from watching import living_processes, wait_until
 
 TOKENIZER = BertTokenizer([*SPECIAL_TOKENS, *(f"[unused{i}]" for i in range(5)), *(f"w{i}" for i in range(390))])
 
@@ -188,10 +189,7 @@ def test_workers_end_with_a_parent_that_is_killed(corpus_folder: Path, tmp_path:
     *workers, torch_imported = parent.stdout.split()
     assert parent.returncode == -signal.SIGKILL, parent.stderr
     assert torch_imported == "False", "building batches needs no torch"
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and any(is_running(int(pid)) for pid in workers):
-        time.sleep(0.05)
-    assert not any(is_running(int(pid)) for pid in workers)
+    wait_until(lambda: not {*map(int, workers)} & living_processes().keys(), "the end of the workers", seconds=20)
 
 
 UNGUARDED = PARENT.replace('if __name__ == "__main__":', "if True:").replace(
@@ -227,15 +225,6 @@ def test_a_polite_end_sent_to_the_whole_group_is_the_parents_to_decide(stream: B
             os.kill(worker.pid, signal.SIGINT)
         assert all_same(found + take(loader, 10), expected)
     assert no_workers_left()
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process is there and no zombie waiting for whoever adopted it."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
 
 
 def test_several_threads_may_read_one_stream(stream: BatchStream) -> None:

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from bertsmith.errors import UserError
 from bertsmith.text.documents import ReadOptions
 from bertsmith.text.sentences import split_sentences
 from bertsmith.text.tokenizer import load_tokenizer
+from watching import living_processes, needs_proc, wait_until
 
 Documents = list[list[list[int]]]
 
@@ -447,24 +447,13 @@ def test_an_empty_folder_may_be_filled(tokenizer_folder: Path, tmp_path: Path) -
 
 def wait_for_children(process: subprocess.Popen[bytes], count: int) -> list[int]:
     """Process ids of the spawned workers (not of multiprocessing's resource tracker), once all are there."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and process.poll() is None:
-        found = []
-        for folder in Path("/proc").iterdir():
-            try:
-                parent = int((folder / "stat").read_bytes().rsplit(b")", 1)[1].split()[1])
-                command = (folder / "cmdline").read_bytes()
-            except (OSError, IndexError, ValueError):
-                continue
-            if parent == process.pid and b"spawn_main" in command:
-                found.append(int(folder.name))
-        if len(found) == count:
-            return found
-        time.sleep(0.02)
-    raise AssertionError("the workers did not start")
 
+    def workers() -> list[int]:
+        processes = living_processes().items()
+        found = [pid for pid, one in processes if one.parent == process.pid and "spawn_main" in one.command]
+        return found if len(found) == count else []
 
-needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks processes up in /proc")
+    return wait_until(workers, f"{count} workers", process=process)
 
 
 @needs_proc

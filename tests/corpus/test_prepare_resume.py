@@ -3,14 +3,21 @@
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
-from made_texts import folder_bytes, make_documents, run_prepare, save_tokenizer, write_jsonl, write_long_corpus
+from made_texts import (
+    RECORDS,
+    folder_bytes,
+    make_documents,
+    run_prepare,
+    save_tokenizer,
+    write_jsonl,
+    write_long_corpus,
+)
 
 from bertsmith.corpus import output as output_module
 from bertsmith.corpus import prepare as prepare_module
@@ -19,6 +26,7 @@ from bertsmith.corpus.shards import INDEX, open_corpus
 from bertsmith.corpus.tokenize import tokenize_chunk
 from bertsmith.errors import UserError
 from bertsmith.object_storage import RemoteFolder
+from watching import found_in, wait_until
 
 SMALL = {"workers": 1, "held_out": 0.2, "chunk_characters": 600, "shard_tokens": 700}
 
@@ -110,14 +118,11 @@ def test_a_run_killed_again_and_again_comes_to_its_end(
     records = 0
     for way in (signal.SIGKILL, signal.SIGINT):
         process = run_prepare(arguments)
-        before, deadline = records, time.monotonic() + 100
-        while records <= before and time.monotonic() < deadline:
-            records = len(list((tmp_path / "out").glob(".*/unfinished/*-*.json")))
-            time.sleep(0.01)
-        assert process.poll() is None
+        before = records
+        wait_until(lambda: len(found_in(tmp_path / "out", RECORDS)) > before, "a finished shard", process=process)  # noqa: B023
         os.killpg(process.pid, way)
         errors = process.communicate(timeout=60)[1].decode()
-        records = len(list((tmp_path / "out").glob(".*/unfinished/*-*.json")))
+        records = len(found_in(tmp_path / "out", RECORDS))
         assert records > before
         if way == signal.SIGINT:
             assert f"going on after {before} finished shard" in errors

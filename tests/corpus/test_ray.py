@@ -1,5 +1,6 @@
 """`--ray`: the bytes of the local pool, whatever dies on the way, and texts and corpus on object storage."""
 
+import contextlib
 import json
 import math
 import os
@@ -15,7 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_texts import folder_bytes, make_documents, run_prepare, save_tokenizer, write_jsonl, write_long_corpus
+from made_texts import (
+    RECORDS,
+    folder_bytes,
+    make_documents,
+    run_prepare,
+    save_tokenizer,
+    write_jsonl,
+    write_long_corpus,
+)
 
 from bertsmith import ray_workers
 from bertsmith.corpus.prepare import prepare_corpus
@@ -24,8 +33,9 @@ from bertsmith.ray_workers import RayPool
 from bertsmith.text.vocabulary import build_vocabulary
 from bertsmith.workers import make_pool
 from command_line import bertsmith, bertsmith_process
+from watching import found_in, living_processes, needs_proc, wait_until
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks processes up in /proc")
+pytestmark = needs_proc
 
 
 @pytest.fixture(scope="module")
@@ -66,25 +76,10 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     server.stop()
 
 
-def processes() -> dict[int, tuple[int, str]]:
-    """Parent and command line of every process there is."""
-    found = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                state, parent = (folder / "stat").read_bytes().rsplit(b")", 1)[1].split()[:2]
-                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-            except OSError:
-                continue
-            if state != b"Z":
-                found[int(folder.name)] = int(parent), command
-    return found
-
-
 def descendants(process: int) -> dict[int, str]:
     """Command lines of the processes that `process` started, directly or not."""
-    everyone, found = processes(), {process: ""}
-    while more := {pid: command for pid, (parent, command) in everyone.items() if parent in found and pid not in found}:
+    everyone, found = living_processes(), {process: ""}
+    while more := {pid: one.command for pid, one in everyone.items() if one.parent in found and pid not in found}:
         found |= more
     del found[process]
     return found
@@ -93,31 +88,22 @@ def descendants(process: int) -> dict[int, str]:
 def listening_addresses(process: int) -> set[str]:
     """Local addresses, as the kernel writes them, at which `process` waits for connections."""
     sockets = set()
-    for file in Path(f"/proc/{process}/fd").iterdir():
-        try:
-            target = os.readlink(file)
-        except OSError:
-            continue
-        if target.startswith("socket:["):
-            sockets.add(target[8:-1])
     found = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{process}/net/{table}").read_text(encoding="ascii").splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and fields[9] in sockets:
-                found.add(fields[1].partition(":")[0])
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        for file in Path(f"/proc/{process}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                target = os.readlink(file)
+                if target.startswith("socket:["):
+                    sockets.add(target[8:-1])
+        for table in ("tcp", "tcp6"):
+            for line in Path(f"/proc/{process}/net/{table}").read_text(encoding="ascii").splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and fields[9] in sockets:
+                    found.add(fields[1].partition(":")[0])
     return found
 
 
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
-
-
-def wait_for(condition: Any, seconds: float = 100) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.02)
-    return found
 
 
 def test_same_bytes_as_two_local_workers_from_and_to_object_storage(
@@ -167,18 +153,20 @@ def test_a_killed_worker_and_a_killed_driver_change_nothing(
     driver = run_prepare(arguments | {"ray": "local"}, environment)
 
     def records() -> int:
-        return len(list((tmp_path / "out").glob(".*/unfinished/*-*.json")))
+        return len(found_in(tmp_path / "out", RECORDS))
 
-    wait_for(records)
+    wait_until(records, "a finished shard", process=driver)
     cluster = descendants(driver.pid)
     assert any("raylet" in command for command in cluster.values())
     assert not any("dashboard.py" in command and "--minimal" not in command for command in cluster.values())
     for process in cluster:
         assert listening_addresses(process) <= LOOPBACK, cluster[process]
-    workers = wait_for(lambda: [pid for pid, name in descendants(driver.pid).items() if name.startswith("ray::_run")])
+    workers = wait_until(
+        lambda: [pid for pid, name in descendants(driver.pid).items() if name.startswith("ray::_run")], "a worker"
+    )
     os.kill(workers[0], signal.SIGKILL)
     before = records()
-    wait_for(lambda: records() > before)
+    wait_until(lambda: records() > before, "another shard", process=driver)
     assert driver.poll() is None
     cluster = descendants(driver.pid)
     driver.kill()
@@ -187,7 +175,7 @@ def test_a_killed_worker_and_a_killed_driver_change_nothing(
     assert "Ray: A worker died or was killed" in errors
     # Ray's two agents look for their parent once a minute only
     cluster = {pid: command for pid, command in cluster.items() if "Agent" not in command}
-    wait_for(lambda: not processes().keys() & cluster.keys())
+    wait_until(lambda: not living_processes().keys() & cluster.keys(), "the end of Ray's processes")
 
     # the record is the same for both pools, and the local one starts sooner
     finished = records()
@@ -283,7 +271,7 @@ def test_a_machine_that_dies_changes_nothing(
             refused = bertsmith_process(*prepare, "--ray", address, env={"RAY_AUTH_TOKEN": "0" * 64})
             assert "this cluster asks for a token; set RAY_AUTH_MODE=token" in refused.mistake
             driver = run_prepare(arguments | {"ray": address})
-            wait_for(lambda: list(tmp_path.glob(".*/unfinished/*-*.json")))
+            wait_until(lambda: found_in(tmp_path, RECORDS), "a finished shard", process=driver)
             cluster.stdin.write("now\n")
             cluster.stdin.flush()
             assert any(line.strip() == "removed" for line in lines)

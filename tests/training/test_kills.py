@@ -6,11 +6,12 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from watching import wait_until
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "kills.py"
 
@@ -78,20 +79,14 @@ def test_the_whole_group_is_interrupted(kills: ModuleType, corpus: Path, tmp_pat
         process = subprocess.Popen(
             job.command(out), stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", start_new_session=True
         )
-        deadline = time.monotonic() + 100
-        while kills.checkpoint_folders(out) == before:
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        wait_until(lambda: kills.checkpoint_folders(out) != before, "a checkpoint", process=process)  # noqa: B023
         os.killpg(process.pid, number)
         output, said = process.communicate(timeout=60)
         assert process.returncode == 130, said
         assert output == ""
         assert "Traceback" not in said
         assert "interrupted: the run is saved at step" in said
-        while group_is_there(process.pid):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: not group_is_there(process.pid), "the end of its workers")  # noqa: B023
     assert job.finish(out).returncode == 0
     tally = kills.Tally()
     kills.compare(whole, out, tally)
