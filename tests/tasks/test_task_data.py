@@ -9,7 +9,8 @@ import pytest
 
 from bertsmith.errors import UserError
 from bertsmith.inference.predict import evaluate_file, predict_file
-from bertsmith.tasks.data import find_files, make_spec, open_task_data
+from bertsmith.tasks.data import make_spec, open_task_data
+from bertsmith.tasks.files import find_files
 from bertsmith.text.tokenizer import BertTokenizer
 from made_tasks import (
     KINDS,
