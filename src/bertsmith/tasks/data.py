@@ -22,6 +22,7 @@ from bertsmith.tasks.files import TaskFiles, find_files
 from bertsmith.tasks.held_out import hold_out, warn_of_absent_labels
 from bertsmith.tasks.ner import is_word_table
 from bertsmith.tasks.registry import make_task, task_name
+from bertsmith.tasks.seen_texts import SENTENCES, SeenTexts
 from bertsmith.tasks.settings import FinetuneSettings, NerSettings, SquadSettings
 from bertsmith.tasks.spans import SPECIAL
 from bertsmith.tasks.spec import TaskSpec
@@ -155,11 +156,13 @@ def open_task_data(settings: FinetuneSettings, config: BertConfig, tokenizer: Be
         say(f"warning: --train-rows {settings.train_rows:,}: there are {len(rows):,} rows to learn from; all are used")
     if held is not None:
         warn_of_absent_labels(held.labels, rows, held.numbers)
-    train = read_split(task, files.train, "train", set(rows) if len(rows) < total else None)
+    seen = SeenTexts()
+    train = read_split(task, files.train, "train", seen, set(rows) if len(rows) < total else None)
     # an example may have no sequence: a question whose answer is not where the file says cannot be learnt from
     train.examples, train.encoded = [], [sequences for sequences in train.encoded if sequences]
     dev = {
-        name: read_split(task, path, "dev", None if held is None else held.numbers) for name, path in files.dev.items()
+        name: read_split(task, path, "dev", seen, None if held is None else held.numbers)
+        for name, path in files.dev.items()
     }
     for split in (train, *dev.values()):
         if not split.encoded:
@@ -174,7 +177,7 @@ def open_task_data(settings: FinetuneSettings, config: BertConfig, tokenizer: Be
     if held is not None:
         report["dev"] |= {"held_out_of": held.examples, "texts": held.texts}
     for name, path in files.test.items():
-        report[name] = {"path": path} | check_test(task, path).as_dict()
+        report[name] = {"path": path} | check_test(task, path, seen).as_dict()
     for part, counted in report.items():
         warn_of_losses(part, counted, task, "; --long window shows all of it" if task.head == "sequence" else "")
     return TaskData(task, files, train.encoded, dev, report, fingerprint(task, train, *dev.values()))
@@ -235,8 +238,8 @@ def check_label_names(first: Mapping[str, str]) -> None:
     problems.check()
 
 
-def read_split(task: Task, path: str, part: str, wanted: Collection[int] | None = None) -> Split:
-    """Read and encode a labelled file, or its examples numbered `wanted`."""
+def read_split(task: Task, path: str, part: str, seen: SeenTexts, wanted: Collection[int] | None = None) -> Split:
+    """Read and encode a labelled file, or its examples numbered `wanted`; the training file comes first."""
     split = Split(path, [], [])
     # what is mended in reading a file that both parts are of is counted in the one that is learnt from
     mended = split.report if part == "train" or wanted is None else EncodingReport()
@@ -248,23 +251,28 @@ def read_split(task: Task, path: str, part: str, wanted: Collection[int] | None 
             # labels of a dev file are held against those of the training file where they have names
             encoded = task.encode(chunk, split.report, train=part == "train" or task.named_classes)
             split.encoded += encoded
-            if part == "train":
-                for example in (example for example, made in zip(chunk, encoded, strict=True) if not made):
+            compare = seen.learn if part == "train" else seen.look_up
+            for example, sequences in zip(chunk, encoded, strict=True):
+                compare(example, sequences, split.report)
+                if part == "train" and not sequences:
                     split.report.note("rows_not_learnt", 1, example.place)
-            else:
+            if part != "train":
                 split.examples += chunk
             bar.advance(len(chunk))
     return split
 
 
-def check_test(task: Task, path: str) -> EncodingReport:
+def check_test(task: Task, path: str, seen: SeenTexts) -> EncodingReport:
     """Read a test file once, so that what is wrong in it is said before training and not after it."""
     report = EncodingReport()
     examples = task.read(path, "test", None, report)
     while chunk := list(itertools.islice(examples, _CHUNK)):
         for labelled in (True, False):
             some = [example for example in chunk if task.is_labelled(example) is labelled]
-            task.encode(some, report, train=labelled and task.named_classes)
+            for example, sequences in zip(
+                some, task.encode(some, report, train=labelled and task.named_classes), strict=True
+            ):
+                seen.look_up(example, sequences, report)
     return report
 
 
@@ -304,6 +312,9 @@ def warn_of_losses(part: str, counted: dict[str, Any], task: Task, remedy: str =
             f"cut ({counted['truncated_tokens']:,} tokens){remedy}"
         )
     places = {what: place for what, place in counted.get("first_places", {}).items() if what not in _NO_LOSS}
+    for what, sentence in SENTENCES.items():
+        if place := places.pop(what, None):
+            say(f"warning: {part}: {counted[what]:,} of {rows:,} examples {sentence} (first {place})")
     if places:
         first = next(iter(places))
         shown = ", ".join(f"{what} {counted[what]:,}" for what in places)
