@@ -24,6 +24,7 @@ def test_a_fine_tuning_its_model_and_an_export(tmp_path: Path) -> None:
         result = read_result(run / "runs" / name)
         assert result is not None
         assert metrics == result["dev"]
+        assert described["kept_steps"][name] == result["best_step"]
     assert described["last_evaluation"]["dev_accuracy"] == metrics["accuracy"]  # of the run that was made last
     model = describe_path(run / "model")
     assert model["task"]["name"] == "classify"

@@ -167,6 +167,7 @@ def _describe_run(folder: Path) -> dict[str, Any]:
         line for line in metrics if line.get("eval_loss") is not None or any(name.startswith("dev_") for name in line)
     ]
     newest, broken = _find_checkpoint(log.parent / "checkpoints")
+    results = _read_results(folder)
     # a fine-tuning that is finished keeps no checkpoint
     finished = metrics[-1]["step"] if metrics and (log.parent / "result.json").is_file() else 0
     return {
@@ -174,7 +175,8 @@ def _describe_run(folder: Path) -> dict[str, Any]:
         "newest_checkpoint": None if newest is None else str(newest.folder),
         "broken_checkpoints": broken,
         "finished_model": str(folder / "model") if (folder / "model").is_dir() else None,
-        "results": _read_results(folder),
+        "results": {name: result["dev"] for name, result in results.items()},
+        "kept_steps": {name: result["best_step"] for name, result in results.items()},
         "last_metrics": training[-1] if training else None,
         "last_evaluation": evaluations[-1] if evaluations else None,
         "settings": settings,
@@ -182,9 +184,9 @@ def _describe_run(folder: Path) -> dict[str, Any]:
 
 
 def _read_results(folder: Path) -> dict[str, Any]:
-    """Name → dev metrics of each finished run of a fine-tuning; nothing for a pre-training."""
+    """Name → result of each finished run of a fine-tuning; nothing for a pre-training."""
     files = [*folder.glob("result.json"), *sorted(folder.glob("runs/*/result.json"))]
-    return {file.parent.name: json.loads(file.read_bytes())["dev"] for file in files}
+    return {file.parent.name: json.loads(file.read_bytes()) for file in files}
 
 
 def _find_checkpoint(folder: Path) -> tuple[Any, list[str]]:

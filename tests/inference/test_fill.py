@@ -1,6 +1,7 @@
 """Filling masks: the numbers transformers gives, alone or in a batch, and only [MASK] is special."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,19 @@ def test_texts_up_to_the_models_positions_are_filled(words: int, tokens: int, ma
     assert len(load_tokenizer(made.model).encode_ids(["cat " * words])[0]) == tokens - 3
     (result,) = fill_masks(made.model, ["cat " * words + "[MASK]"])["texts"]
     assert len(result["masks"]) == 1
+
+
+def test_positions_that_pre_training_left_random_are_said(
+    made: Made, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(made.model, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps(config | {"bertsmith_trained_positions": 9}), encoding="utf-8")
+    fill_masks(tmp_path, ["cat " * 6 + "[MASK]"])
+    assert "random" not in capfd.readouterr().err
+    fill_masks(tmp_path, ["[MASK]", "cat " * 8 + "[MASK]", "dog [MASK]"])
+    found = f"{tmp_path}: pre-training came to 9 of the model's 512 positions, the others are random"
+    assert f"warning: {found}; sequences of 11 tokens use them\n" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("words", [510, 1997])

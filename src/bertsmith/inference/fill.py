@@ -16,7 +16,8 @@ from bertsmith.hardware import PRECISIONS, choose_device
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.weights import find_model, load_model
 from bertsmith.tasks.examples import say_unknown
-from bertsmith.text.tokenizer import BertTokenizer, load_tokenizer
+from bertsmith.tasks.model_folder import open_tokenizer, say_random_positions
+from bertsmith.text.tokenizer import BertTokenizer
 
 MASK = "[MASK]"
 # Tokens that go through the model at once; should all of them be masks, their probabilities fit in memory.
@@ -69,13 +70,9 @@ def fill_masks(
     absent = report.missing_from("mlm")
     if absent:
         raise UserError(f"{model_folder}: has no masked-LM head ({absent[0]} is missing); use a pre-trained model")
-    tokenizer = load_tokenizer(model_folder)
-    if tokenizer.vocab_size > model.config.vocab_size:
-        raise UserError(
-            f"{model_folder}: its tokenizer has {tokenizer.vocab_size} entries, its word table "
-            f"{model.config.vocab_size}; they do not belong together"
-        )
+    tokenizer = open_tokenizer(model_folder, model.config)
     rows = encode_all(texts, places, tokenizer, model.config.max_position_embeddings)
+    say_random_positions(model_folder, model.config, longest := max(map(len, rows), default=0), longest)
     unknown = sum(row.count(tokenizer.unk_id) for row in rows) / max(sum(map(len, rows)), 1)
     say_unknown(unknown)
     model = model.to(where).eval()
