@@ -9,7 +9,7 @@ import copy
 import functools
 import numbers
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from bertsmith.hardware import (
 from bertsmith.inference.encoder import Encoder, InferenceBert
 from bertsmith.inference.features import FeatureExtractor, FeatureOptions, Text
 from bertsmith.inference.fill import encode_all, guess_masks, split_rows
+from bertsmith.inference.given_rows import listed, make_examples, only_texts
 from bertsmith.inference.int8 import INT8, choose_int8
 from bertsmith.inference.predictor import predict_examples
 from bertsmith.inference.scoring import SentenceScorer
@@ -37,10 +38,9 @@ from bertsmith.model.task_model import BertForTask
 from bertsmith.model.weights import OBJECTIVE_KEY, LoadReport, find_model, load_model, read_config
 from bertsmith.options import did_you_mean
 from bertsmith.progress import say
-from bertsmith.tasks.examples import ChoiceExample, EncodingReport, Example, QuestionExample, TaggedExample, TextExample
+from bertsmith.tasks.examples import EncodingReport
 from bertsmith.tasks.model_folder import load_task_model, open_tokenizer, say_random_positions
 from bertsmith.tasks.spec import TASK_KEY
-from bertsmith.tasks.table import kind_of
 from bertsmith.tasks.task import Row, Task
 from bertsmith.text.tokenizer import BertTokenizer
 
@@ -246,7 +246,7 @@ class LoadedModel:
         if not isinstance(layers, str):
             layers = ",".join(map(str, [layers] if isinstance(layers, int) else layers))
         extractor = self.features(FeatureOptions(layers=layers, pool=pool, **options))
-        named = ((f"text {number}", text) for number, text in enumerate(_listed(texts), 1))
+        named = ((f"text {number}", text) for number, text in enumerate(listed(texts), 1))
         rows: list[npt.NDArray[np.float32]] = [np.zeros((0, extractor.dimension), dtype=np.float32)]
         ragged = []
         for chunk in extractor.chunks(named):
@@ -264,14 +264,14 @@ class LoadedModel:
         model = self._masked_model()
         top = _count("top", top)
         tokenizer = self.encoder.tokenizer
-        rows = encode_all(_only_texts(texts), None, tokenizer, self.encoder.config.max_position_embeddings)
+        rows = encode_all(only_texts(texts), None, tokenizer, self.encoder.config.max_position_embeddings)
         return [
             masks for first, last in split_rows(rows) for masks in guess_masks(model, tokenizer, rows[first:last], top)
         ]
 
     def score(self, texts: Sequence[str], within_word: str = "visible") -> list[Row]:
         """For each text its pseudo-log-likelihood `pll`, `tokens` and pseudo-perplexity `pppl` (see scoring.py)."""
-        return self.scorer(within_word).score(_only_texts(texts))
+        return self.scorer(within_word).score(only_texts(texts))
 
     def scorer(self, within_word: str = "visible") -> SentenceScorer:
         """What scores sentences, counting what it cuts."""
@@ -287,8 +287,7 @@ class LoadedModel:
         UserError for rows of another kind, naming the first.
         """
         task, model = self._task_model()
-        make = _pair_example if task.head == "sequence" and task.spec.two_texts else _MAKERS[task.head]
-        examples = [make(f"row {number}", row) for number, row in enumerate(_listed(rows), 1)]
+        examples = make_examples(task, rows)
         report = EncodingReport()
         predicted = predict_examples(task, model, examples, self.encoder.device, report)
         results = [row for _, predictions in predicted for row in predictions]
@@ -330,65 +329,3 @@ def _count(name: str, value: Any) -> int:
     if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
         raise UserError(f"{name}: {value!r} is not a number from 1 up")
     return int(value)
-
-
-def _listed(texts: Sequence[Any]) -> list[Any]:
-    """A single text is a slip: its characters would be texts."""
-    if isinstance(texts, str):
-        raise UserError("texts: give a list of texts, not one text")
-    return list(texts)
-
-
-def _only_texts(texts: Sequence[Any]) -> list[str]:
-    listed = _listed(texts)
-    for number, text in enumerate(listed, 1):
-        if not isinstance(text, str):
-            raise UserError(f"text {number}: is {kind_of(text)}, not a text")
-    return listed
-
-
-def _text_example(place: str, row: Any) -> Example:
-    if isinstance(row, str):
-        return TextExample(place, place, row, None, None)
-    raise UserError(f"{place}: the model takes one text; give {'no pair' if _are_texts(row, 2) else 'a text'}")
-
-
-def _pair_example(place: str, row: Any) -> Example:
-    if _are_texts(row, 2):
-        return TextExample(place, place, row[0], row[1], None)
-    raise UserError(f"{place}: the model compares two texts; give (text, text)")
-
-
-def _choice_example(place: str, row: Any) -> Example:
-    if isinstance(row, list | tuple) and len(row) == 2 and isinstance(row[0], str) and _are_texts(row[1]) and row[1]:
-        return ChoiceExample(place, place, row[0], tuple(row[1]), None)
-    raise UserError(f"{place}: give (context, [ending, …])")
-
-
-def _tagged_example(place: str, row: Any) -> Example:
-    if isinstance(row, str):
-        row = row.split()
-    if _are_texts(row):
-        return TaggedExample(place, place, tuple(row), None)
-    raise UserError(f"{place}: give a list of words, or a text")
-
-
-def _question_example(place: str, row: Any) -> Example:
-    if _are_texts(row, 2):
-        return QuestionExample(place, place, row[0], row[1], None)
-    raise UserError(f"{place}: give (question, context)")
-
-
-def _are_texts(row: Any, count: int | None = None) -> bool:
-    """Whether `row` is a list of `count` texts (None: any number)."""
-    if not isinstance(row, list | tuple) or (count is not None and len(row) != count):
-        return False
-    return all(isinstance(text, str) for text in row)
-
-
-_MAKERS: dict[str, Callable[[str, Any], Example]] = {
-    "sequence": _text_example,
-    "choice": _choice_example,
-    "token": _tagged_example,
-    "span": _question_example,
-}
