@@ -2,11 +2,22 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from command_line import TINY, Made, bertsmith, write_texts
+
+# The first example of a test may import a library, and another process may have the processor: time says nothing here.
+# Fixtures that every example shares are meant: tokenizers, and folders whose files each example writes anew.
+hypothesis.settings.register_profile(
+    "suite",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
+)
+hypothesis.settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +42,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     }.items():
         made.summaries[name] = bertsmith(name, *arguments, "--json").json
     return made
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """PyTorch on one thread: how a product is split over threads shows in its rounding, and threads that wait for each
+    other wait long where other processes are at work."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def pytest_configure() -> None:

@@ -133,7 +133,7 @@ def made_data(driver: ModuleType, tasks: ModuleType, tmp_path_factory: pytest.Te
 # -- rows -------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_files_give_back_their_rows(
     tasks: ModuleType, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -193,7 +193,7 @@ def is_part_of(some: list[Any], more: list[Any]) -> bool:
 # -- metrics ----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(ANSWERS, min_size=1, max_size=3), ANSWERS)
 def test_answers_are_scored_as_by_torchmetrics(tasks: ModuleType, golds: list[list[str]], found: list[str]) -> None:
     """But for gold answers of articles and punctuation only, which torchmetrics takes as v2.0 does."""

@@ -183,7 +183,7 @@ def test_resuming_anywhere_and_again_gives_the_same_batches(objective: Objective
         assert all_same(again, unbroken[stop + 4 : stop + 8])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(sizes=st.lists(st.integers(1, 50), min_size=1, max_size=6), window_blocks=st.integers(1, 30))
 def test_examples_come_in_one_order_whatever_the_batch_size(sizes: list[int], window_blocks: int) -> None:
     position, ids = StreamPosition(), []
@@ -367,7 +367,6 @@ def test_a_vocabulary_without_words_is_refused() -> None:
 
 
 @given(size=st.integers(1, 12))
-@settings(deadline=None)
 def test_micro_batches_make_up_the_batch(size: int) -> None:
     [batch] = take(stream().batches(), 1)
     parts = split_batch(batch, size)

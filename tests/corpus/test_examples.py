@@ -70,7 +70,7 @@ CORPORA = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     documents=CORPORA,
     max_length=st.integers(5, 140),
@@ -108,7 +108,7 @@ def test_next_sentence_pairs(
     assert len({example.id for example in examples}) == len(examples)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     documents=CORPORA,
     max_length=st.integers(5, 140),
@@ -133,7 +133,7 @@ def test_sentence_order_pairs(documents: list[list[int]], max_length: int, shard
     assert seen.sum() + cut == made.tokens
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     documents=CORPORA,
     max_length=st.integers(3, 140),
@@ -395,7 +395,7 @@ def test_mostly_single_sentences_give_as_many_true_pairs_as_there_can_be() -> No
 # --- blocks
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(documents=CORPORA, shards=st.integers(1, 3), block_tokens=st.integers(2, 2000))
 def test_blocks_divide_the_corpus(documents: list[list[int]], shards: int, block_tokens: int) -> None:
     index = CorpusIndex(make_split(documents, shards), block_tokens)

@@ -64,7 +64,7 @@ def masked_by_sequence(packed: Packed, masked: MaskedTokens) -> list[set[int]]:
     ]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     lengths=st.lists(st.integers(0, 60), max_size=12),
     unit=st.sampled_from(UNITS),

@@ -254,7 +254,7 @@ def test_what_the_tokenizer_cannot_keep_is_counted(tokenizer_folder: Path, tmp_p
     assert any("1 × document without tokens" in warning for warning in summary["warnings"])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     texts=st.lists(st.text(st.sampled_from("abc .\n中\x01♡é"), min_size=1, max_size=60), min_size=1, max_size=12),
     chunk_characters=st.sampled_from([3, 10, 1000]),

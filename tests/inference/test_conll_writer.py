@@ -105,7 +105,7 @@ WORDS = st.text(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.lists(st.one_of(WORDS, st.just(DOCUMENT_START)), max_size=3), min_size=1, max_size=4),
     st.sampled_from(["auto", "tab", "blank"]),

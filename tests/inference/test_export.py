@@ -92,7 +92,7 @@ def test_both_formats_equal_transformers_on_padded_pairs_of_many_shapes(model: P
             assert np.abs(array[where] - wanted[name].numpy()[where]).max() <= 1e-4
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=5), st.integers(0, 9), st.integers(0, 2**31))
 def test_alone_or_padded_in_a_batch_the_same(
     exported: dict[str, ExportedModel], lengths: list[int], padding: int, seed: int

@@ -80,7 +80,7 @@ def lists_of_texts(draw: st.DrawFn) -> list[str]:
     return [" ".join(source.choices(WORDS, k=source.choice([0, 1, 3, 9, 40, 130]))) for _ in range(count)]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(texts=lists_of_texts(), data=st.data())
 def test_alone_or_in_a_batch_the_same(texts: list[str], data: st.DataObject) -> None:
     options = {

@@ -21,7 +21,7 @@ from bertsmith.inference.row_writer import open_row_writer
 from made_tasks import write_rows
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=6), min_size=1, max_size=8),
     st.sampled_from([".csv", ".jsonl", ".parquet"]),

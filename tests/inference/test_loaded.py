@@ -71,7 +71,7 @@ def test_what_a_folder_holds_decides_what_it_can_do(models: dict[str, LoadedMode
         "pairs": ("embed", "predict"),
         **dict.fromkeys(("regress", "classify-two", "multilabel", "sst-2", "mrpc", "sts-b"), ("embed", "predict")),
         "choice": ("embed", "predict"),
-        "ner": ("embed", "predict", "tag"),
+        "ner": ("embed", "predict", "tag", "entities"),
         "squad2": ("embed", "predict", "answer"),
     }
     assert "squad2: embed, predict, answer; cpu, fp32," in repr(models["squad2"])
@@ -280,7 +280,7 @@ def test_transformers_opens_a_folder_that_tells_its_positions(tmp_path: Path) ->
     assert load(tmp_path / "again", precision="fp32").encoder.max_length == 16
 
 
-def test_the_second_call_takes_a_small_part_of_the_first(minilm: LoadedModel) -> None:
+def test_the_second_call_takes_a_small_part_of_the_first(minilm: LoadedModel, one_thread: None) -> None:
     """A tenth of it where the files are not yet in memory; here they are, and PyTorch is loaded."""
     begun = time.perf_counter()
     model = load(minilm.folder, precision="fp32")

@@ -59,7 +59,7 @@ def test_rows_come_back(tmp_path: Path, ending: str, chunks: int) -> None:
     assert labels == ([row["label"] for row in ROWS] if ending == ".csv" else ['é, "x"', "two lines", ""])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=5), min_size=1, max_size=5))
 def test_any_text_is_one_cell(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     folder = tmp_path_factory.mktemp("rows")

@@ -53,7 +53,7 @@ SIZES = st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=4)
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(sizes=SIZES)
 def test_one_vector_a_text(ending: str, sizes: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("one") / f"x{ending}"
@@ -65,7 +65,7 @@ def test_one_vector_a_text(ending: str, sizes: list[list[int]], tmp_path_factory
 
 
 @pytest.mark.parametrize("tokens", [False, True])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(sizes=SIZES)
 def test_several_vectors_a_text(tokens: bool, sizes: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("several")

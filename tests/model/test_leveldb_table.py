@@ -89,7 +89,7 @@ def test_numbers_return(value: int, before: bytes) -> None:
         read_varint(data[:-1], len(before))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.dictionaries(st.binary(max_size=40), st.binary(max_size=60), max_size=60))
 @example({b"": b"", b"\xff": b"a", b"\xff\xff": b"b"})
 def test_tables_return(entries: dict[bytes, bytes]) -> None:
@@ -162,7 +162,7 @@ def test_any_flipped_bit_of_keys_and_values_is_noticed() -> None:
                     assert read_table(bytes(changed)) == entries
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=300), st.sampled_from([0, 1]))
 def test_random_blocks_are_read_or_refused(content: bytes, compression: int) -> None:
     with contextlib.suppress(ValueError):

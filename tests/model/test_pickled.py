@@ -143,7 +143,7 @@ def test_short_files_are_refused(tmp_path: Path, zipped: bool) -> None:
         read_pytorch_bin(tmp_path / "absent.bin")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data(), st.booleans())
 def test_damaged_files_raise_nothing_else(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, zipped: bool

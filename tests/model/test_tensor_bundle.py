@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -101,7 +101,7 @@ def test_every_type_returns(prefix: Path) -> None:
     assert sorted(p.name for p in prefix.parent.iterdir()) == sorted(prefix.name + end for end in (".index", DATA))
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50)
 @given(
     st.dictionaries(
         st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=20),
@@ -294,7 +294,7 @@ def mended(path: Path) -> Iterator[None]:
         path.write_bytes(content)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from([".index", DATA]), st.data())
 def test_damaged_files_give_an_error_or_the_right_numbers(written: Path, ending: str, data: st.DataObject) -> None:
     path = Path(f"{written}{ending}")
@@ -306,7 +306,7 @@ def test_damaged_files_give_an_error_or_the_right_numbers(written: Path, ending:
         read_all(written)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(["", *TENSORS]), st.data())
 def test_entries_changed_under_right_checksums_raise_nothing_else(
     written: Path, name: str, data: st.DataObject

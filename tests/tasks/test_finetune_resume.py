@@ -8,7 +8,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -343,15 +343,6 @@ def test_two_at_once(model: Path, files: Files, tmp_path: Path, steps: StepProbe
 
 
 # --- processes of their own, which have one thread
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Bits are compared with those of such a process: how a product is split over threads shows in its rounding."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def arguments(model: Path, train: Path, dev: Path, out: Path, **options: Any) -> list[object]:

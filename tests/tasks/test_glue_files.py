@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertsmith.errors import UserError
@@ -111,7 +111,7 @@ def test_labels_and_metrics_are_the_official_ones() -> None:
     }  # fmt: skip
 
 
-@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80)
 @given(
     texts=st.lists(
         st.text(st.characters(exclude_categories=["Cs", "Cc"]) | st.sampled_from("\"\r\u2028\x85'\\"), max_size=15),

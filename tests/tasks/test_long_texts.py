@@ -109,7 +109,7 @@ def test_a_text_of_any_length(count: int, long: Long) -> None:
     assert (len(sequences) > 1) == (long == "window" and count > 510)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     first=st.integers(0, 300),
     second=st.none() | st.integers(0, 300),

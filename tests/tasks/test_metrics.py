@@ -81,7 +81,7 @@ def class_ids(draw: st.DrawFn) -> tuple[int, np.ndarray, np.ndarray]:
 
 
 @given(class_ids(), st.integers(1, 10))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_classification_equals_scikit_learn(data: tuple[int, np.ndarray, np.ndarray], chunk: int) -> None:
     classes, predicted, true = data
     metrics = add_in_chunks(ClassificationMetrics(LABELS[:classes]), predicted, true, chunk)
@@ -103,7 +103,7 @@ def test_classification_equals_scikit_learn(data: tuple[int, np.ndarray, np.ndar
 
 
 @given(class_ids())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_classification_equals_torchmetrics(data: tuple[int, np.ndarray, np.ndarray]) -> None:
     classes, predicted, true = data
     metrics = ClassificationMetrics(LABELS[:classes])
@@ -186,7 +186,7 @@ NUMBERS = st.one_of(st.integers(0, 5).map(float), st.floats(-10, 10).map(lambda 
 
 
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=40), st.integers(1, 10))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_regression_equals_scipy(pairs: list[tuple[float, float]], chunk: int) -> None:
     predicted, true = np.array(pairs).T
     metrics = add_in_chunks(RegressionMetrics(), predicted, true, chunk)
@@ -273,7 +273,7 @@ def label_sets(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
 
 
 @given(label_sets(), st.integers(1, 10))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_multilabel_equals_scikit_learn_and_torchmetrics(data: tuple[np.ndarray, np.ndarray], chunk: int) -> None:
     predicted, true = data
     labels = true.shape[1]
@@ -323,7 +323,7 @@ SENTENCES = st.lists(
 
 
 @given(SENTENCES, st.integers(1, 5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_entities_equal_seqeval(sentences: list[tuple[list[str], list[str]]], chunk: int) -> None:
     predicted, true = ([sentence[side] for sentence in sentences] for side in range(2))
     metrics = add_in_chunks(EntityMetrics(), predicted, true, chunk)
@@ -383,7 +383,7 @@ def test_tags_are_checked(predicted: Any, true: Any, message: str) -> None:
 
 
 @given(class_ids(), st.integers(1, 10))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_choice_is_accuracy(data: tuple[int, np.ndarray, np.ndarray], chunk: int) -> None:
     _, predicted, true = data
     metrics = add_in_chunks(ChoiceMetrics(), predicted, true, chunk)

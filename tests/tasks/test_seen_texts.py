@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertsmith.tasks.data import open_task_data
@@ -25,7 +25,7 @@ def seen(text: str) -> tuple[str, ...]:
     return tuple(text.lower().split()[:6])
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30)
 @given(train=ROWS, dev=ROWS, test=ROWS)
 def test_counted_as_the_model_sees_them(
     tokenizer: BertTokenizer,

@@ -126,7 +126,7 @@ def reference_windows(count: int, room: int, stride: int) -> list[tuple[int, int
         start += min(length, stride)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(count=st.integers(0, 200), room=st.integers(1, 60), data=st.data())
 def test_windows_are_the_references_and_hold_every_token(count: int, room: int, data: st.DataObject) -> None:
     stride = data.draw(st.integers(1, room))
@@ -146,7 +146,7 @@ def test_windows_are_the_references_and_hold_every_token(count: int, room: int, 
         assert owner == max(context, key=lambda number: (context[number], -number))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     asked=st.integers(0, 12),
     count=st.integers(0, 150),
@@ -319,7 +319,7 @@ def reference_spans(
     return sorted(((score, text) for text, score in found.items()), reverse=True)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     words=st.lists(st.sampled_from(["w1", "w2", "abc", "w30", "中文"]), max_size=18),
     max_answer_tokens=st.integers(1, 40),

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertsmith.errors import UserError
@@ -79,7 +79,7 @@ def test_answers_that_are_elsewhere_or_nowhere(tmp_path: Path) -> None:
     assert len(report.places) == 8
 
 
-@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80)
 @given(context=st.text("ab é中😀\n", min_size=1, max_size=30), data=st.data())
 def test_an_answer_with_a_place_always_stands_there(tmp_path: Path, context: str, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(context) - 1))

@@ -123,7 +123,7 @@ def filled(version: int, rows: list[Row], null_scores: bool = True) -> SquadMetr
 
 
 @given(ROWS, st.floats(-5, 5) | st.none())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_squad2_equals_the_definition(rows: list[Row], threshold: float | None) -> None:
     computed, expected = filled(2, rows).compute(threshold), plain_squad2(rows, threshold)
     most = 2 * sum(any("東京" in gold for gold in golds) for golds, _, _ in rows) > sum(bool(row[0]) for row in rows)
@@ -138,7 +138,7 @@ def test_squad2_equals_the_definition(rows: list[Row], threshold: float | None) 
 
 
 @given(ROWS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_best_threshold_is_the_best_of_all_and_holds_what_it_says(rows: list[Row]) -> None:
     metrics = filled(2, rows)
     reached = metrics.compute(metrics.best_threshold())["f1"]
@@ -147,7 +147,7 @@ def test_best_threshold_is_the_best_of_all_and_holds_what_it_says(rows: list[Row
 
 
 @given(ROWS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_squad1_equals_the_definition(rows: list[Row]) -> None:
     rows = [row for row in rows if row[0]]
     expected_exact = expected_f1 = 0.0
@@ -162,7 +162,7 @@ def test_squad1_equals_the_definition(rows: list[Row]) -> None:
 
 
 @given(ROWS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_squad1_equals_torchmetrics(rows: list[Row]) -> None:
     torchmetrics = pytest.importorskip("torchmetrics.functional.text")
     rows = [row for row in rows if row[0]]

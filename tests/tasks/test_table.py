@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertsmith.errors import UserError
@@ -69,7 +69,7 @@ CELLS = st.text(
 )
 
 
-@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80)
 @given(
     rows=st.lists(st.tuples(CELLS, CELLS), max_size=8),
     name=st.sampled_from(["x.csv", "x.tsv", "x.jsonl", "x.parquet"]),
@@ -100,7 +100,7 @@ def test_any_cells_come_back_row_for_row(
     assert [row.cells["b"] for row in read_table(path, ["b"])] == others
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(texts=st.lists(st.sampled_from(["", "a", '"', "\u2028", "b\rc"]), min_size=1, max_size=8))
 def test_a_single_column_keeps_its_empty_cells(tmp_path: Path, texts: list[str]) -> None:
     texts.append("end")  # blank lines at the end are no rows

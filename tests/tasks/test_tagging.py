@@ -47,7 +47,7 @@ def one_hot(sequences: list[EncodedSequence], classes: int = 5) -> list[np.ndarr
     return [np.eye(classes, dtype=np.float32)[sequence.targets] for sequence in sequences]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(pieces=st.lists(st.integers(0, 12), max_size=60), max_length=st.integers(3, 40))
 def test_what_always_holds(pieces: list[int], max_length: int) -> None:
     example = sentence(pieces)
@@ -89,7 +89,7 @@ def test_what_always_holds(pieces: list[int], max_length: int) -> None:
     assert decode_tags(example, sequences, one_hot(sequences), TAGS) == list(example.tags or ())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(pieces=st.lists(st.integers(1, 12), min_size=1, max_size=80), room=st.integers(12, 50))
 def test_windows_fit_cover_and_overlap(pieces: list[int], room: int) -> None:
     ends = np.cumsum(pieces)

@@ -136,7 +136,7 @@ def test_accumulation_is_the_big_batch(tokenizer: BertTokenizer, kind: str, weig
             torch.testing.assert_close(parts[key], gradient, rtol=1e-5, atol=1e-6, msg=key)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40))
 def test_balanced_weights(classes: list[int]) -> None:
     """Every class that occurs has the same share of the loss, and the weights of all examples sum to their number."""

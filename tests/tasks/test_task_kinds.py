@@ -279,7 +279,7 @@ def test_files_of_words(tokenizer: BertTokenizer, tmp_path: Path) -> None:
         task.scorer().add([example], [{"tags": ["O", "O"]}])
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     st.lists(st.sampled_from(["anna", "\U000fe4fa", "abcdefgh", "zq" * 20, "", "É", "\u200d"]), max_size=300),
     st.sampled_from(SCHEMES),

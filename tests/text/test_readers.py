@@ -5,7 +5,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_files import COMPRESS, read, read_texts, write
 
@@ -172,7 +172,7 @@ def test_bad_bytes_are_fatal_on_request(tmp_path: Path) -> None:
         read(path, on_invalid="error")
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(
     pieces=st.lists(st.sampled_from([b"\xff", b"\xe4\xb8", b"\xf0\x9f\x98", b"\r", b"\r\n", b"a\n", "é中😀".encode()])),
     pad=st.integers(0, 6000),
@@ -186,7 +186,7 @@ def test_replacement_is_pythons_and_the_count_adds_up(tmp_path: Path, pieces: li
     assert report.invalid_bytes == len(data) - valid
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(
     data=st.binary(max_size=200),
     codec=st.sampled_from(["gb18030", "shift_jis", "euc-kr", "big5", "utf-16-le", "utf-32-be", "cp1252", "iso2022_jp"]),
@@ -250,7 +250,7 @@ def test_blank_line_layout(tmp_path: Path) -> None:
     assert not report.skipped
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(
     text=st.text(st.characters(exclude_categories=["Cs"])).map(lambda t: t.lstrip("\ufeff")),
     suffix=st.sampled_from(sorted(COMPRESS)),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_files import COMPRESS, read, read_texts, write
 
@@ -55,7 +55,7 @@ def test_cells_are_text_as_they_stand(tmp_path: Path, name: str, make: Callable[
     assert read_texts(write(tmp_path / name, make(ODD_CELLS))) == ODD_CELLS
 
 
-@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80)
 @given(
     texts=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=60), min_size=1, max_size=8),
     layout=st.sampled_from(["jsonl", "csv", "parquet"]),

@@ -173,7 +173,7 @@ odd_text = st.lists(
 ).map("".join)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(text=odd_text, language=st.sampled_from(CODES.split(" ")))
 def test_no_character_is_lost_and_order_is_kept(text: str, language: str) -> None:
     sentences = split_sentences(text, language)
@@ -181,7 +181,7 @@ def test_no_character_is_lost_and_order_is_kept(text: str, language: str) -> Non
     assert all(s and s == s.strip() and "\n" not in s for s in sentences)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     words=st.lists(st.text("abcdeàé中-—.", min_size=1, max_size=12), min_size=40, max_size=120),
     width=st.integers(35, 90),

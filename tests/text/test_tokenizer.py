@@ -120,7 +120,7 @@ normalizations = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(texts, normalizations)
 def test_cutting_text_first_gives_the_librarys_words(text: str, normalization: Normalization) -> None:
     splitter = WordSplitter(normalization)
@@ -132,7 +132,7 @@ def test_cutting_text_first_gives_the_librarys_words(text: str, normalization: N
     assert [word for part in parts for word in splitter.words(part)] == expected
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(texts, max_size=5), normalizations, st.booleans())
 def test_quick_ids_equal_the_librarys(several: list[str], normalization: Normalization, allow_special: bool) -> None:
     characters = sorted({c for c in AWKWARD.lower() + AWKWARD if c.isprintable() and c != " "})
@@ -321,7 +321,7 @@ def test_lone_surrogates_are_dropped_like_other_invalid_characters() -> None:
     assert [text[start:end] for start, end in encoding.offsets] == ["cat", "dog"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(texts)
 def test_offsets_point_into_the_original_text(text: str) -> None:
     tokenizer = make_tokenizer("the", "##ing")

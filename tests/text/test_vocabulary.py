@@ -55,7 +55,7 @@ def vocabulary_of(folder: Path) -> list[str]:
 awkward = st.text(st.sampled_from("abcABC éÉ中國がカ。、,.-'\n\t\x00\x0b\x85\u2028\u3000\u0301\u200bΣ한"), max_size=120)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(awkward, max_size=6), st.booleans(), st.integers(1, 40))
 def test_counts_are_the_librarys_for_any_chunks(several: list[str], lowercase: bool, size: int) -> None:
     normalization = Normalization(lowercase, max_word_characters=5)
@@ -81,7 +81,7 @@ def test_counts_are_the_librarys_for_any_chunks(several: list[str], lowercase: b
         assert total == short
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(awkward, st.integers(1, 12))
 def test_cutting_never_cuts_a_word(text: str, size: int) -> None:
     parts = list(cut_text(text, WordSplitter(Normalization()), size))
@@ -167,7 +167,7 @@ def naive_pieces(counts: dict[str, int], room: int, min_frequency: int) -> list[
     return pieces
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.dictionaries(
         st.text(st.sampled_from("abc"), min_size=1, max_size=12), st.integers(1, 5), min_size=1, max_size=12
@@ -213,7 +213,7 @@ def test_a_pair_seen_less_than_min_frequency_is_not_merged() -> None:
 # -- size and alphabet ------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.dictionaries(st.text(st.characters(categories=["L"]), min_size=1, max_size=8), st.integers(1, 9), max_size=40),
     st.integers(6, 120),
@@ -291,7 +291,7 @@ def test_characters_take_the_room_that_pieces_leave_and_their_words_count_too() 
     assert len(everything.tokens) == 5 + 42 + 21 + 21
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.dictionaries(st.text("abcd", min_size=1, max_size=6), st.integers(1, 3), max_size=30), st.integers(1, 60))
 def test_selected_words_are_the_most_frequent(counts: dict[str, int], characters: int) -> None:
     words, kept = select_words(list(counts), np.array(list(counts.values()), np.int64), characters)
