@@ -200,6 +200,11 @@ def add_predict(parser: CommandParser) -> None:
         metavar="FILE",
         help=".jsonl, .csv, .tsv or .parquet, a prediction a row, in order; of ner also .conll: a word, its tag",
     )
+    parser.add_argument(
+        "--raw-text",
+        action="store_true",
+        help="of ner: the input holds texts, one a row, which are cut into words; gives words, tags, entities",
+    )
     add_keep(parser)
     add_columns(parser)
     add_compute(parser, "the faster of bf16 and fp32 here", int8=True)
@@ -218,6 +223,7 @@ def run_predict(args: argparse.Namespace, pairs: Pairs) -> Summary:
             args.precision,
             ranks=ranks,
             keep=kept_names(args),
+            raw_text=args.raw_text,
             **columns(args),
         )
 
@@ -273,6 +279,7 @@ What is cut is counted.""",
         """  bertsmith predict sentiment --input new.csv --output predictions.jsonl
   bertsmith predict sentiment --input new.csv --output labelled.csv --keep id,text
   bertsmith predict ner --input new.conll --output tagged.conll
+  bertsmith predict ner --input letters.txt --raw-text --output entities.jsonl
   torchrun --nproc-per-node 4 -m bertsmith predict sentiment --input new.csv --output out.jsonl""",
         add_predict,
         run_predict,

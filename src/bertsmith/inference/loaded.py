@@ -38,8 +38,9 @@ from bertsmith.model.task_model import BertForTask
 from bertsmith.model.weights import OBJECTIVE_KEY, LoadReport, find_model, load_model, read_config
 from bertsmith.options import did_you_mean
 from bertsmith.progress import say
-from bertsmith.tasks.examples import EncodingReport
+from bertsmith.tasks.examples import EncodingReport, Example
 from bertsmith.tasks.model_folder import load_task_model, open_tokenizer, say_random_positions
+from bertsmith.tasks.running_text import make_running
 from bertsmith.tasks.spec import TASK_KEY
 from bertsmith.tasks.task import Row, Task
 from bertsmith.text.tokenizer import BertTokenizer
@@ -211,12 +212,12 @@ class LoadedModel:
 
     @property
     def abilities(self) -> tuple[str, ...]:
-        """The methods that work: embed; fill and score; predict, and answer or tag."""
+        """The methods that work: embed; fill and score; predict, and answer, or tag and entities."""
         names = ["embed"]
         if "mlm" not in self.why_not:
             names += ["fill", "score"]
         if self.task is not None:
-            names += ["predict", *{"span": ["answer"], "token": ["tag"]}.get(self.task.head, [])]
+            names += ["predict", *{"span": ["answer"], "token": ["tag", "entities"]}.get(self.task.head, [])]
         return tuple(names)
 
     def describe(self) -> str:
@@ -286,8 +287,10 @@ class LoadedModel:
         choices; a list of words, or a text to be split at blanks, for tags; (question, context) for answers. Raises
         UserError for rows of another kind, naming the first.
         """
+        return self._predict(make_examples(self._task_model()[0], rows))
+
+    def _predict(self, examples: Sequence[Example]) -> list[Row]:
         task, model = self._task_model()
-        examples = make_examples(task, rows)
         report = EncodingReport()
         predicted = predict_examples(task, model, examples, self.encoder.device, report)
         results = [row for _, predictions in predicted for row in predictions]
@@ -300,6 +303,13 @@ class LoadedModel:
         """The answer to one question, with where it stands in `context` (`start`, `end`) and the n best."""
         self._task_model("span")
         return self.predict([(question, context)])[0]
+
+    def entities(self, texts: Sequence[str]) -> list[list[Row]]:
+        """The entities in running text: `type`, `text`, and where it stands, `start` to `end` (see running_text.py)."""
+        self._task_model("token")
+        named = enumerate(only_texts(texts), 1)
+        rows = self._predict([make_running(f"text {number}", str(number), text) for number, text in named])
+        return [row["entities"] for row in rows]
 
     def tag(self, sentences: Sequence[Text]) -> list[list[str]]:
         """A tag for every word of each sentence: a list of words, or a text to be split at blanks."""

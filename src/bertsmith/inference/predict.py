@@ -48,6 +48,7 @@ from bertsmith.tasks.examples import (
 )
 from bertsmith.tasks.model_folder import load_task_model, read_spec, weights_sha256
 from bertsmith.tasks.registry import make_task
+from bertsmith.tasks.running_text import make_running, read_running_text
 from bertsmith.tasks.task import Row, Task
 from bertsmith.training.ranks import ALONE, Ranks, check_same, make_alike, prepare_machines
 
@@ -75,6 +76,7 @@ def predict_file(
     score: bool = False,
     ranks: Ranks = ALONE,
     keep: Sequence[str] = (),
+    raw_text: bool = False,
     **columns: str | None,
 ) -> dict[str, Any]:
     """Predict every row of a file, labelled or not; returns the JSON summary.
@@ -83,8 +85,9 @@ def predict_file(
 
     `part_of`: read the file as the GLUE task of that name lays it out (AX, for a model of MNLI). `score`: where every
     row is labelled, the summary's `metrics` are those of the task. `keep`: columns of the input that are written before
-    the prediction's own, see kept_columns.py. `columns`: text_column, text_pair_column, label_column and encoding,
-    where they differ from the training file's.
+    the prediction's own, see kept_columns.py. `raw_text`: of a model that tags words, the input holds texts, which are
+    cut into words (see running_text.py); a prediction has `words`, `tags` and `entities`. `columns`:
+    text_column, text_pair_column, label_column and encoding, where they differ from the training file's.
 
     Raises UserError for a model without a trained output layer, and for rows that cannot be read, naming the line.
     """
@@ -92,6 +95,8 @@ def predict_file(
     to_conll = is_conll(output)
     with ranks.alike():
         learnt = read_spec(model_folder)
+        if raw_text and learnt.name != "ner":
+            raise UserError(f"raw_text: is for models that tag words; {learnt.name} takes its files as they are")
         if to_conll:
             check_conll(output, learnt, keep)
         else:
@@ -101,13 +106,18 @@ def predict_file(
             check_output(input_path, output)
 
     def rows_of(task: Task, report: EncodingReport) -> Iterator[Any]:
+        if raw_text:
+            return read_running_text(input_path, columns.get("text_column") or "text", task.spec.encoding, report)
         reader = make_task(replace(task.spec, name=part_of), task.tokenizer) if part_of else task
         return reader.read(input_path, "test", None if score else False, report)
 
+    def made_up(task: Task) -> Row:
+        return _made_up_prediction(task, make_running("", "0", "a") if raw_text else _MADE_UP[task.head])
+
     def open_kept(task: Task) -> KeptColumns:
         names = keep if ranks.is_first else ()
-        like = _made_up_prediction(task)
-        return KeptColumns(input_path, names, output, like, task.spec.encoding, task.is_table)
+        is_table = task.is_table if not raw_text else lambda path: True
+        return KeptColumns(input_path, names, output, made_up(task), task.spec.encoding, is_table)
 
     def check(task: Task) -> None:
         open_kept(task)
@@ -128,6 +138,8 @@ def predict_file(
         total, types = kept.count(read(EncodingReport())), kept.arrow_types()
         if layout is not None:
             total = count_rows(input_path, read(EncodingReport()))
+    if raw_text and output.suffix.lower() == ".parquet":
+        types |= _entity_types()
     opened = open_row_writer(output, types) if layout is None else open_conll_writer(output, layout)
     with (
         opened if ranks.is_first else nullcontext() as writer,
@@ -143,7 +155,7 @@ def predict_file(
                 labelled += len(pairs)
                 scorer.add([example for example, _ in pairs], [row for _, row in pairs])
         if writer is not None and not rows:  # the columns are known all the same
-            writer.expect(dict.fromkeys(kept.names) | _made_up_prediction(task))
+            writer.expect(dict.fromkeys(kept.names) | made_up(task))
     if not ranks.is_first:
         return {}
     say_empty(rows, input_path, output)
@@ -162,11 +174,18 @@ def predict_file(
     }
 
 
-def _made_up_prediction(task: Task) -> Row:
+def _made_up_prediction(task: Task, example: Example) -> Row:
     """A row such as predictions are, from scores that are all 0."""
-    example = _MADE_UP[task.head]
     (encoded,) = task.encode([example], EncodingReport(), train=False)
     return task.decode(example, encoded, [np.zeros((len(s.positions), task.outputs), np.float32) for s in encoded])
+
+
+def _entity_types() -> dict[str, Any]:
+    """The Arrow type of the column `entities`: the first texts may have none."""
+    import pyarrow as pa
+
+    fields = {"type": pa.string(), "text": pa.string(), "start": pa.int64(), "end": pa.int64()}
+    return {"entities": pa.list_(pa.struct(fields))}
 
 
 def open_for_prediction(

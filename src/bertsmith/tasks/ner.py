@@ -19,6 +19,7 @@ from bertsmith.tasks.batches import PackedBatch
 from bertsmith.tasks.conll import count_violations, detect_scheme, from_iob2, read_conll, to_iob2
 from bertsmith.tasks.examples import EncodedSequence, EncodingReport, TaggedExample
 from bertsmith.tasks.metrics import EntityMetrics
+from bertsmith.tasks.running_text import RunningExample, find_entities
 from bertsmith.tasks.spec import TaskSpec
 from bertsmith.tasks.tagged_table import read_tagged_examples_table
 from bertsmith.tasks.tagging import check_tag_types, decode_tags, encode_words
@@ -123,8 +124,11 @@ class TaggingTask(Task):
         return counts
 
     def decode(self, example: TaggedExample, sequences: Sequence[EncodedSequence], logits: Sequence[Floats]) -> Row:
-        tags = decode_tags(example, sequences, logits, self.spec.labels)
-        return {"tags": list(from_iob2(tags, self.spec.scheme))}
+        found = decode_tags(example, sequences, logits, self.spec.labels)
+        tags = {"tags": list(from_iob2(found, self.spec.scheme))}
+        if isinstance(example, RunningExample):
+            return {"words": list(example.words), **tags, "entities": find_entities(example, found)}
+        return tags
 
     def scorer(self) -> Scorer:
         return _EntityScorer(self)
