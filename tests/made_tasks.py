@@ -376,3 +376,13 @@ def quick_runs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture
 def whole_runs() -> None:
     """Runs with everything they leave for the eye."""
+
+
+@pytest.fixture(scope="session")
+def knowing(model: Path, files: dict[str, tuple[Path, Path]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was long enough to find entities."""
+    folder = tmp_path_factory.mktemp("knowing") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        quicken(patch)
+        tune(folder, "ner", model, *files["ner"], epochs=8)
+    return folder

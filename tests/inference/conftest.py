@@ -2,6 +2,6 @@
 
 from small_models import minilm
 
-from made_tasks import files, model, quick_runs, tokenizer, tuned
+from made_tasks import files, knowing, model, quick_runs, tokenizer, tuned
 
-__all__ = ["files", "minilm", "model", "quick_runs", "tokenizer", "tuned"]
+__all__ = ["files", "knowing", "minilm", "model", "quick_runs", "tokenizer", "tuned"]

@@ -30,7 +30,7 @@ from bertsmith.tasks.examples import TaggedExample
 from bertsmith.tasks.model_folder import load_task_model
 from bertsmith.tasks.spec import TASK_KEY, TaskSpec
 from command_line import bertsmith
-from made_tasks import quicken, sentences, tune, write_conll, write_rows
+from made_tasks import sentences, write_conll, write_rows
 
 Tuned = Callable[[str], Path]
 FLAGS = ("--precision", "fp32", "--device", "cpu")
@@ -50,16 +50,6 @@ def write(path: Path, made: list[list[str]], tags: list[list[str]], separator: s
 
 def read(path: Path, separator: str = "auto") -> list[tuple[list[str], list[str]]]:
     return [(list(e.words), list(e.tags or ())) for e in read_conll(str(path), separator=separator, labelled=True)]
-
-
-@pytest.fixture(scope="module")
-def knowing(model: Path, files: dict[str, tuple[Path, Path]], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was long enough to find entities."""
-    folder = tmp_path_factory.mktemp("knowing") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        quicken(patch)
-        tune(folder, "ner", model, *files["ner"], epochs=8)
-    return folder
 
 
 def change_spec(run: Path, folder: Path, **changes: Any) -> Path:
