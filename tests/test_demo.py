@@ -1,6 +1,7 @@
 """`bertsmith demo`: the real way through every stage, again over an earlier one, and never over anything else."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,19 +10,22 @@ from bertsmith import options
 from bertsmith.demo import MARK, STAGES, clear
 from bertsmith.errors import UserError
 from bertsmith.options import Recipe, load_recipe
+from bertsmith.tasks import runs
 from command_line import Outcome, bertsmith, bertsmith_process
 
 
 @pytest.fixture
 def tiny_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The demo's recipe with a model and an evaluation that take no time."""
+    """The demo's recipe with a model, an evaluation and a fine-tuning that take no time."""
 
     def load_tiny(name: str) -> Recipe:
         recipe = load_recipe(name)
         assert recipe["model"] == "mini"
         return Recipe(recipe | {"model": "tiny", "eval": {"every": 0, "examples": 16}}, recipe.source)
 
+    finetune = runs.finetune
     monkeypatch.setattr(options, "load_recipe", load_tiny)
+    monkeypatch.setattr(runs, "finetune", lambda settings, out: finetune(replace(settings, epochs=0.1), out))
 
 
 def check(outcome: Outcome, out: Path) -> None:

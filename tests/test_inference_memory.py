@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "inference_memory.py"
 
 
