@@ -253,6 +253,26 @@ def test_scores_alone_and_in_a_batch(tuned: Tuned, files: Files, kind: str) -> N
         np.testing.assert_allclose(alone, found, rtol=0, atol=1e-5)
 
 
+def test_a_row_at_the_end_that_is_none_is_told_before_anything_is_predicted(
+    tuned: Tuned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"text": "good"}\n' * 300 + '{"text": ["good"]}\n', encoding="utf-8")
+    monkeypatch.setattr(predict, "predict_examples", lambda *more: pytest.fail("predicted already"))
+    with pytest.raises(UserError, match=r"in\.jsonl:301"):
+        predict_file(tuned("classify"), str(source), tmp_path / "o.jsonl", "cpu", "fp32")
+    assert not (tmp_path / "o.jsonl").exists()
+
+
+def test_the_end_is_in_sight(tuned: Tuned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_rows(tmp_path / "in.tsv", ("text",), [("good",)] * 7)
+    totals: list[float | None] = []
+    bar = predict.Progress
+    monkeypatch.setattr(predict, "Progress", lambda label, total, unit: totals.append(total) or bar(label, total, unit))
+    predict_file(tuned("classify"), str(source), tmp_path / "o.jsonl", "cpu", "fp32")
+    assert totals == [7]
+
+
 def test_dropout_is_off(tuned: Tuned) -> None:
     task, model = load_task_model(tuned("classify"))
     example = TextExample("f", "0", "a good film", None, None)

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -188,6 +189,20 @@ def test_the_output_is_checked_before_anything_is_scored(model: LoadedModel, tmp
     with pytest.raises(UserError, match="ends in"):
         score_file(model.scorer(), str(source), tmp_path / "x.txt")
     assert source.read_text(encoding="utf-8") == '{"text": "a"}\n'
+
+
+@pytest.mark.parametrize("scored", [score_file, score_pairs_file])
+def test_a_row_at_the_end_that_is_none_is_told_before_anything_is_scored(
+    model: LoadedModel, tmp_path: Path, scored: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "in.jsonl"
+    rows = [{"text": "the cat", "good": "a", "bad": "b"}] * 300 + [{"text": None, "good": None, "bad": "b"}]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    scorer = model.scorer()
+    monkeypatch.setattr(scorer, "score", lambda texts: pytest.fail("scored already"))
+    with pytest.raises(UserError, match=r"in\.jsonl:301"):
+        scored(scorer, str(source), tmp_path / "o.jsonl")
+    assert not (tmp_path / "o.jsonl").exists()
 
 
 def test_what_is_unknown_is_refused(model: LoadedModel) -> None:

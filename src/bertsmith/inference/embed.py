@@ -5,7 +5,7 @@ In: texts, a row each, or sentences split into words. Out: .npy, .parquet or .sa
 
 import os
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from operator import itemgetter
@@ -26,7 +26,7 @@ from bertsmith.tasks.table import Table, read_list
 from bertsmith.text.documents import ReadOptions, ReadReport
 from bertsmith.text.readers import COMPRESSED_SUFFIXES, SUFFIX_KINDS
 from bertsmith.text.rows import ROW_FORMATS, read_rows
-from bertsmith.text.streams import is_read_once, is_url, local_path
+from bertsmith.text.streams import is_read_once, local_path
 from bertsmith.training.ranks import ALONE, Ranks
 
 _CONLL = (".conll", ".bio", ".iob")
@@ -150,14 +150,6 @@ def _suffix(path: str) -> str:
     return suffixes[-1].lower() if suffixes else ""
 
 
-def count_rows(path: str, rows: Iterable[Any]) -> int | None:
-    """How many there are, so that a row that cannot be read is told before hours of work; None for URLs and pipes."""
-    if is_url(path) or not Path(path).is_file():
-        return None
-    with silenced():  # what there is to warn of is said when they are read for use
-        return sum(1 for _ in rows)
-
-
 def say_losses(report: EncodingReport, max_length: int) -> None:
     """Warn of texts that were cut, and of a vocabulary that does not know them."""
     if report.truncated:
@@ -199,8 +191,6 @@ def embed_file(
 
     with ranks.alike():
         total, types = kept.count(read_rows_with_kept()), kept.arrow_types()
-        if total is None and ranks.is_first:
-            total = count_rows(input_path, read(input_path, text_column, encoding))
     tokens = options.several and not options.words
     begun = time.monotonic()
     vectors = 0

@@ -20,7 +20,7 @@ from bertsmith.tasks.table import Table
 from bertsmith.text.decoding import TextFile
 from bertsmith.text.documents import SURROGATES, ReadOptions, ReadReport
 from bertsmith.text.readers import detect_kind
-from bertsmith.text.streams import is_read_once
+from bertsmith.text.streams import is_read_once, is_url
 from bertsmith.text.tables import column_values, open_parquet_file, parquet_rows
 
 _Read = TypeVar("_Read")
@@ -129,9 +129,9 @@ class KeptColumns:
             table.mended.settle(None, self.encoding)
 
     def count(self, rows: Iterable[Any]) -> int | None:
-        """How many `rows` of `follow` there are, for which all are read: what --keep stumbles over is told before hours
-        of work. None where nothing is kept."""
-        if not self.names:
+        """How many `rows` of `follow` there are, for which all are read: what cannot be read or kept is told before
+        hours of work. Where nothing is kept, None for URLs and pipes, and where cells are not `held`."""
+        if not self.names and (not self.held or is_url(self.path) or not Path(self.path).is_file()):
             return None
         with silenced():  # what there is to warn of is said when they are read for use
             return sum(1 for _ in rows if not self.held or self.take(1))

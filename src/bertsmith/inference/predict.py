@@ -27,7 +27,7 @@ from bertsmith.inference.conll_writer import (
     open_conll_writer,
     with_words,
 )
-from bertsmith.inference.embed import check_input, check_output, check_rows, count_rows, say_empty
+from bertsmith.inference.embed import check_input, check_output, check_rows, say_empty
 from bertsmith.inference.int8 import INT8, check_int8
 from bertsmith.inference.kept_columns import KeptColumns
 from bertsmith.inference.loaded import use_bert
@@ -117,7 +117,7 @@ def predict_file(
     def open_kept(task: Task) -> KeptColumns:
         names = keep if ranks.is_first else ()
         is_table = task.is_table if not raw_text else lambda path: True
-        return KeptColumns(input_path, names, output, made_up(task), task.spec.encoding, is_table)
+        return KeptColumns(input_path, names, output, made_up(task), task.spec.encoding, is_table, ranks.is_first)
 
     def check(task: Task) -> None:
         open_kept(task)
@@ -136,8 +136,6 @@ def predict_file(
 
     with ranks.alike():
         total, types = kept.count(read(EncodingReport())), kept.arrow_types()
-        if layout is not None:
-            total = count_rows(input_path, read(EncodingReport()))
     if raw_text and output.suffix.lower() == ".parquet":
         types |= _entity_types()
     opened = open_row_writer(output, types) if layout is None else open_conll_writer(output, layout)
