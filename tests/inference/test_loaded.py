@@ -125,6 +125,8 @@ def test_a_part_that_was_never_trained_is_refused_by_name(
         ("ner", [["a", None]], "row 1: give a list of words"),
         ("squad2", ["what?"], r"row 1: give \(question, context\)"),
         ("classify", "one text", "texts: give a list of texts, not one text"),
+        ("classify", {"text": "a"}, "texts: give a list of texts, not an object"),
+        ("ner", None, "texts: give a list of texts, not nothing"),
     ],
 )  # fmt: skip
 def test_rows_of_another_kind_are_refused(models: dict[str, LoadedModel], name: str, rows: Any, message: str) -> None:

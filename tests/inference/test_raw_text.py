@@ -95,4 +95,34 @@ def test_mistakes(knowing: Path, tuned: Tuned, tmp_path: Path) -> None:
     assert "no columns with names that --keep could mean" in refused(knowing, source, "--keep", "id")
     table = write_rows(tmp_path / "in.jsonl", ("tokens",), [(["Alice"],)])
     assert "in.jsonl:1" in refused(knowing, table)
+    columns = write_rows(tmp_path / "in.conll", ("Alice", "O"), [("lives", "O")])
+    assert f"{columns}: holds a word a line, as its name says; leave --raw-text out" in refused(knowing, columns)
     assert not (tmp_path / "o.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", "Alice lives here.\nBob does not live there.\n", r"a\.txt:2: 5 columns where the first word has 3"),
+        ("a.csv", "text\nAlice lives here.\n", r"a\.csv:2: 3 columns where the first word has 1"),
+        ("a.jsonl", '{"text": "Alice lives here."}\n', r"a\.jsonl:1: no key 'tokens'; there are 'text'"),
+        ("a.jsonl", '{"tokens": "Alice lives here."}\n', r"column 'tokens' holds text, not a list"),
+    ],
+)
+def test_running_text_without_the_switch(knowing: Path, tmp_path: Path, name: str, content: str, message: str) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match=message) as refused:
+        predict_file(knowing, str(tmp_path / name), tmp_path / "o.jsonl", "cpu", "fp32")
+    assert "for running text add --raw-text to predict" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "noted"), [("Alice lives here.\n", True), ("Alice\tO\n", False), ("Alice\n", False)]
+)
+def test_lines_of_as_many_words_are_taken_for_columns_which_is_said(
+    knowing: Path, tmp_path: Path, content: str, noted: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text(content * 2, encoding="utf-8")
+    predict_file(knowing, str(tmp_path / "a.txt"), tmp_path / "o.jsonl", "cpu", "fp32")
+    note = f"note: {tmp_path / 'a.txt'}:1: of 3 columns one is read, and there are no tags (for running text add "
+    assert capfd.readouterr().err.count(f"{note}--raw-text to predict)\n") == noted

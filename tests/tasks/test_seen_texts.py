@@ -40,10 +40,12 @@ def test_counted_as_the_model_sees_them(
         for name, rows in (("train", BOTH + train), ("dev", dev), ("test", test))
     }
     report = report_of(tokenizer, "classify", files["train"], files["dev"], test=files["test"], max_length=8)
-    first: dict[tuple[str, ...], str] = {}
+    first = {seen(text) for text, _ in train}
     otherwise = [
-        number for number, (text, label) in enumerate(train) if first.setdefault(seen(text), label) != label
-    ]  # fmt: skip
+        number
+        for number, (text, label) in enumerate(train)
+        if any(seen(other) == seen(text) and its != label for other, its in train[:number])
+    ]
     assert report["train"].get("labelled_in_two_ways", 0) == len(otherwise)
     if otherwise:
         assert report["train"]["first_places"]["labelled_in_two_ways"] == f"{files['train']}:{otherwise[0] + 4}"
@@ -62,11 +64,13 @@ def test_it_is_said(tokenizer: BertTokenizer, tmp_path: Path, capsys: pytest.Cap
     report_of(tokenizer, "classify", train, dev)
     said = capsys.readouterr().err
     assert (
-        "warning: train: 1 of 5 examples are the same as an earlier one, as the model sees them, with another" in said
+        "warning: train: 2 of 5 examples look to the model just like an earlier one that has another label "
+        f"(first {train}:5)\n" in said
     )
-    assert f" label: one of the two is wrong (first {train}:5)\n" in said
-    assert "warning: dev: 2 of 3 examples are in the training file as well, as the model sees them: scores on " in said
-    assert f"them say nothing of other texts (first {dev}:3)\n" in said
+    assert (
+        "warning: dev: 2 of 3 examples look to the model just like one that it learns from: their scores say nothing "
+        f"of other texts (first {dev}:3)\n" in said
+    )
 
 
 def test_rows_that_are_left_out_teach_nothing(tokenizer: BertTokenizer, tmp_path: Path) -> None:
@@ -97,7 +101,7 @@ def test_tags_and_questions(tokenizer: BertTokenizer, tmp_path: Path) -> None:
     made = [one, [("good", "O"), ("film", "O")], [("good", "B-PER"), ("film", "O")], [("goodfilm", "B-PER")]]
     train, dev = write_conll(tmp_path / "train.conll", made), write_conll(tmp_path / "dev.conll", [one, one[:1]])
     report = report_of(tokenizer, "ner", train, dev)
-    assert (report["train"]["labelled_in_two_ways"], report["dev"]["also_in_training"]) == (1, 1)
+    assert (report["train"]["labelled_in_two_ways"], report["dev"]["also_in_training"]) == (2, 1)
 
     paragraphs = questions(3)
     again = [{**paragraphs[0], "qas": [{**qa, "id": f"{qa['id']}-2"} for qa in paragraphs[0]["qas"]]}]

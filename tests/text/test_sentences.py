@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bertsmith.errors import UserError
 from bertsmith.text import sentences as module
-from bertsmith.text.sentences import resolve_language, split_sentences
+from bertsmith.text.sentences import find_sentences, resolve_language, split_sentences
 from bertsmith.text.wrapping import find_wrap_width, unwrap_lines
 
 CODES = "am ar bg bn ca da de el en es fi fr gu hi hy it ja kk kn ml mr my nl pa pl pt ru sk ta te uk zh ko sv"
@@ -179,6 +179,27 @@ def test_no_character_is_lost_and_order_is_kept(text: str, language: str) -> Non
     sentences = split_sentences(text, language)
     assert "".join("".join(sentences).split()) == "".join(text.split())
     assert all(s and s == s.strip() and "\n" not in s for s in sentences)
+
+
+@settings(max_examples=200)
+@given(text=odd_text, language=st.sampled_from(CODES.split(" ")))
+def test_places_of_sentences(text: str, language: str) -> None:
+    """Between them there is nothing but blanks, and in them no end of a line."""
+    places = [0]
+    for first, last in find_sentences(text, language):
+        assert places[-1] <= first < last
+        assert text[first:last].strip(" ") == text[first:last]
+        assert "\n" not in text[first:last]
+        assert not text[places[-1] : first].strip()
+        places.append(last)
+    assert not text[places[-1] :].strip()
+
+
+def test_places_of_sentences_in_long_lines() -> None:
+    text = " ".join(f"Dr. Smith saw No. {number} at 5 p.m.\xa0today. He left." for number in range(1000)) + "\nYes. No."
+    places = list(find_sentences(text))
+    assert [text[first:last] for first, last in places[-3:]] == ["He left.", "Yes.", "No."]
+    assert 2000 <= len(places) <= 2010
 
 
 @settings(max_examples=60)

@@ -119,17 +119,21 @@ def read_text_rows(path: str, text_column: str = "text", encoding: str = "utf-8"
         say(f"warning: {report.invalid_bytes:,} bytes are not {encoding}, first at {report.invalid_places[0]}")
 
 
+def is_word_file(path: str) -> bool:
+    """Whether a file's name says that it holds a word a line."""
+    return _suffix(path) in _CONLL
+
+
 def read_word_rows(path: str, text_column: str = "text", encoding: str = "utf-8") -> Iterator[tuple[str, Text]]:
     """(`file:line`, words) of every row: lists of words as they are, texts still to be split at blanks.
 
     .jsonl and .parquet hold either in the column `text`, or else `tokens`; .conll, .bio and .iob hold a word a line;
     all else is texts. Raises UserError as their readers do, and for a cell that is neither.
     """
-    suffix = _suffix(path)
-    if suffix in _CONLL:
+    if is_word_file(path):
         for example in read_conll(path, labelled=False, encoding=encoding):
             yield example.place, example.words
-    elif SUFFIX_KINDS.get(suffix) in ("jsonl", "parquet"):
+    elif SUFFIX_KINDS.get(_suffix(path)) in ("jsonl", "parquet"):
         with Table(path, encoding) as table:
             other = text_column == "text" and "text" not in table.columns and "tokens" in table.columns
             column = "tokens" if other else text_column

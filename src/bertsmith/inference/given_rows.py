@@ -1,6 +1,6 @@
 """What a loaded model is given in Python: texts and rows → examples of its task, or what is wrong with them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from bertsmith.errors import UserError
@@ -10,9 +10,12 @@ from bertsmith.tasks.task import Task
 
 
 def listed(texts: Sequence[Any]) -> list[Any]:
-    """A single text is a slip: its characters would be texts."""
-    if isinstance(texts, str):
-        raise UserError("texts: give a list of texts, not one text")
+    """A single text is a slip: its characters would be texts; so is a dictionary, whose keys would be.
+
+    Raises UserError for what is no list of any kind.
+    """
+    if isinstance(texts, str | dict) or not isinstance(texts, Iterable):
+        raise UserError(f"texts: give a list of texts, not {'one text' if isinstance(texts, str) else kind_of(texts)}")
     return list(texts)
 
 

@@ -27,7 +27,7 @@ from bertsmith.inference.conll_writer import (
     open_conll_writer,
     with_words,
 )
-from bertsmith.inference.embed import check_input, check_output, check_rows, say_empty
+from bertsmith.inference.embed import check_input, check_output, check_rows, is_word_file, say_empty
 from bertsmith.inference.int8 import INT8, check_int8
 from bertsmith.inference.kept_columns import KeptColumns
 from bertsmith.inference.loaded import use_bert
@@ -97,6 +97,8 @@ def predict_file(
         learnt = read_spec(model_folder)
         if raw_text and learnt.name != "ner":
             raise UserError(f"raw_text: is for models that tag words; {learnt.name} takes its files as they are")
+        if raw_text and is_word_file(input_path):
+            raise UserError(f"{input_path}: holds a word a line, as its name says; leave --raw-text out")
         if to_conll:
             check_conll(output, learnt, keep)
         else:

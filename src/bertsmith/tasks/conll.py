@@ -8,9 +8,10 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from bertsmith.errors import UserError, one_of
+from bertsmith.progress import say_once
 from bertsmith.tasks.examples import TaggedExample
 from bertsmith.tasks.table import StrictReport, shorten
-from bertsmith.tasks.tagged_table import check_tag
+from bertsmith.tasks.tagged_table import TAG, check_tag
 from bertsmith.text.decoding import TextFile
 from bertsmith.text.documents import ReadOptions, ReadReport
 
@@ -53,7 +54,7 @@ def read_conll(
     file = TextFile(path, ReadOptions(encoding=encoding), strict)
     words: list[str] = []
     tags: list[str] = []
-    index, place, columns = 0, "", 0
+    index, place, columns, first, of_one_kind = 0, "", 0, 0, False
 
     def sentence() -> TaggedExample:
         return TaggedExample(place, str(index), tuple(words), tuple(tags) if labelled else None)
@@ -76,19 +77,26 @@ def read_conll(
                 continue
             if not words:
                 place = f"{path}:{number}"
-            columns = columns or len(cells)
+            if not columns:
+                columns, first, of_one_kind = len(cells), number, not any(map(TAG.fullmatch, cells))
             if labelled is None:
                 labelled = len(cells) > 1
             words.append(read_token(cells, token_column, strip_digit, f"{path}:{number}"))
             if not labelled and len(cells) != columns:
                 raise UserError(
                     f"{path}:{number}: {len(cells)} columns where the first word has {columns}; a word a line in "
-                    "columns is expected (running text: give a .jsonl with a list of words, `tokens`, a row)"
+                    "columns is expected (for running text add --raw-text to predict)"
                 )
             if labelled:
                 tags.append(read_tag(cells, token_column, tag_column, f"{path}:{number}"))
         if words:
             yield sentence()
+        if labelled is False and columns > 1 and of_one_kind:
+            say_once(
+                f"note: {path}:{first}: of {columns} columns one is read, and there are no tags (for running text add "
+                "--raw-text to predict)",
+                (path, "columns"),
+            )
     finally:
         file.close()
         strict.settle(report, file.encoding)

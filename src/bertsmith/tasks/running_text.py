@@ -1,13 +1,14 @@
 """Running text for models that tag words: cut into words as annotators cut it, entities given back by their places.
 
 Data sets of tagged words (CoNLL-2003 and those like it) hold punctuation as words of its own, but for what belongs to
-a word: U.S., J., don't, Franco-German, 3.5, @user. Text is cut so here, in whatever language has blanks; of ideographs
-each is a word.
+a word: U.S., J., St., don't, Franco-German, 3.5, @user. Text is cut so here, in whatever language has blanks; of
+ideographs each is a word. Characters that nobody sees (marks of direction, blanks of no width) are no part of a word
+at its ends.
 """
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,17 +16,21 @@ from bertsmith.tasks.conll import split_tag, to_iob2
 from bertsmith.tasks.examples import EncodingReport, TaggedExample
 from bertsmith.text.documents import ReadOptions, ReadReport
 from bertsmith.text.rows import read_rows
+from bertsmith.text.sentences import find_sentences
 from bertsmith.text.words import IDEOGRAPHS
 
 Span = tuple[int, int]
 """First character and one past the last."""
 
-_PIECES = re.compile(rf"[{IDEOGRAPHS}]|[^\s{IDEOGRAPHS}]+")
+# dashes of a sentence, and points where something is left out, stand between words without blanks too
+_PIECES = re.compile(
+    rf"[{IDEOGRAPHS}]|[\u2014\u2015]+|\u2026+|--+|\.\.+|(?:(?!--|\.\.)[^\s\u2014\u2015\u2026{IDEOGRAPHS}])+"
+)
 _ALPHANUMERIC = re.compile(r"[^\W_]+")
 # letters with a point after each: initials, U.S., z.B.
 _LONGEST_POINTED = 20
 _POINTED = re.compile(r"(?:[^\W\d_]\.)+")
-_POSSESSIVE = ("'s", "\u2019s")
+_POSSESSIVE = ("'s", "\u2019s", "'S", "\u2019S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +60,11 @@ def read_running_text(path: str, text_column: str, encoding: str, report: Encodi
 
 
 def find_words(text: str) -> Iterator[Span]:
-    """The words of a text: what stands between blanks, punctuation taken off both ends (a run of one mark is a word of
-    its own) and `'s` off the end."""
+    """The words of a text: what stands between blanks and dashes, punctuation taken off both ends (a run of one mark is
+    a word of its own) and `'s` off the end. A point that ends no sentence is its word's."""
+    ends = set(_final_points(text))
     for piece in _PIECES.finditer(text):
-        first, last = piece.span()
+        first, last = _trim(text, *piece.span())
         if _ALPHANUMERIC.fullmatch(text, first, last):
             yield first, last
             continue
@@ -68,20 +74,50 @@ def find_words(text: str) -> Iterator[Span]:
                 break
             yield begin, end
             first = end
+        first, last = _trim(text, first, last)
         closing: list[Span] = []
         marks = [mark for mark in marks if mark[0] > first]
         while first < last and not (last - first <= _LONGEST_POINTED and _POINTED.fullmatch(text, first, last)):
             if marks and marks[-1][1] == last:
+                if text[slice(*marks[-1])] == "." and _is_its_words(text, marks[-1][0], ends):
+                    break
                 closing.append(marks.pop())
             elif text.endswith(_POSSESSIVE, first + 1, last):
                 closing.append((last - 2, last))
                 marks.pop()  # its apostrophe
             else:
                 break
-            last = closing[-1][0]
+            first, last = _trim(text, first, closing[-1][0])
         if first < last:
             yield first, last
         yield from reversed(closing)
+
+
+def _is_its_words(text: str, point: int, ends: Container[int]) -> bool:
+    """Whether a point belongs to the word before it: the sentence goes on, and no bracket or quote ends behind it."""
+    after = text[point + 1 : point + 2]
+    closes = after != "" and (after in "\"'" or unicodedata.category(after) in ("Pe", "Pf"))
+    return point not in ends and text[point - 1].isalnum() and not closes
+
+
+def _final_points(text: str) -> Iterator[int]:
+    """Where a point is, or may be, the end of a sentence: nothing but marks comes between."""
+    if "." not in text:
+        return
+    for first, last in find_sentences(text):
+        place = last
+        while place > first and not text[place - 1].isalnum():
+            place -= 1
+        yield from (point for point in range(place, last) if text[point] == ".")
+
+
+def _trim(text: str, first: int, last: int) -> Span:
+    """A span without the characters at its ends that have no shape (Unicode's categories Cf and Cc)."""
+    while first < last and unicodedata.category(text[first]) in ("Cf", "Cc"):
+        first += 1
+    while first < last and unicodedata.category(text[last - 1]) in ("Cf", "Cc"):
+        last -= 1
+    return first, last
 
 
 def _find_marks(text: str, first: int, last: int) -> Iterator[Span]:

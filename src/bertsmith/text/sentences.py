@@ -6,6 +6,7 @@ length, takes linear time.
 """
 
 import re
+from collections.abc import Iterator
 from functools import cache
 
 from bertsmith.errors import UserError
@@ -46,6 +47,10 @@ CONTINUATIONS = frozenset("。！？｡，、；：,;)]}”’」』）》〉】
 PLAIN_SENTENCE_END = re.compile(r"(?<=[.!?…])\s+|(?<=[。！？｡])")
 
 
+_PLAIN = dict.fromkeys(map(ord, ODD_SPACES), " ")
+_LINE = re.compile(r"[^\n]+")
+
+
 @cache
 def resolve_language(language: str) -> str:
     """The code sentencex is given for `language` ("EN", "pt_BR", "zh-Hans-CN" are fine).
@@ -81,6 +86,24 @@ def split_sentences(text: str, language: str = "en") -> list[str]:
         if line:
             split_line(line, code, sentences)
     return sentences
+
+
+def find_sentences(text: str, language: str = "en") -> Iterator[tuple[int, int]]:
+    """Where the sentences of a text stand as it is, first character and one past the last, blanks around them left out.
+
+    Every newline ends one, and marks that `split_sentences` would join to the sentence before may stand alone. Raises
+    UserError on an unknown language.
+    """
+    code = resolve_language(language)
+    plain = text.translate(_PLAIN)
+    for line in _LINE.finditer(plain):
+        place = line.start()
+        for piece in cut_line(line.group()):
+            for part in segment(piece, code):
+                if sentence := part.strip():
+                    place = plain.index(sentence, place)
+                    yield place, place + len(sentence)
+                    place += len(sentence)
 
 
 def split_line(line: str, code: str, sentences: list[str]) -> None:
