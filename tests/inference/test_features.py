@@ -235,6 +235,17 @@ def test_chunks_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(len(chunk.counts) for chunk in chunks if chunk.counts is not None) == 50
 
 
+def test_progress_goes_by_tokens() -> None:
+    """Half of the texts hold nearly all of the tokens, and come first: they are nearly all of the way."""
+    texts = [(f"t{n}", "the cat " * 30 if n % 2 else "") for n in range(1200)]
+    extractor, done = FeatureExtractor(ENCODER, FeatureOptions()), [0.0]
+    extractor.on_rows = lambda rows: done.append(done[-1] + rows)
+    next(extractor.chunks(texts))
+    assert len(done) > 4
+    assert done[-1] == pytest.approx(1200)
+    assert done[-2] > 0.9 * 1200
+
+
 def test_mean_pooling_is_that_of_sentence_transformers_by_definition(minilm: LoadedModel) -> None:
     """The mean over the attention mask of the last hidden state, computed by transformers for a padded batch."""
     transformers = pytest.importorskip("transformers")

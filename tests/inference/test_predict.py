@@ -25,7 +25,7 @@ from bertsmith.tasks.examples import EncodingReport, TextExample
 from bertsmith.tasks.model_folder import load_task_model
 from bertsmith.tasks.table import read_text_examples
 from bertsmith.text.tokenizer import BertTokenizer
-from made_tasks import KINDS, make_model, questions, sentences, tune, write_conll, write_rows, write_squad
+from made_tasks import KINDS, make_model, questions, reviews, sentences, tune, write_conll, write_rows, write_squad
 
 Files = dict[str, tuple[Path, Path]]
 Tuned = Callable[[str], Path]
@@ -270,7 +270,8 @@ def test_the_end_is_in_sight(tuned: Tuned, tmp_path: Path, monkeypatch: pytest.M
     bar = predict.Progress
     monkeypatch.setattr(predict, "Progress", lambda label, total, unit: totals.append(total) or bar(label, total, unit))
     predict_file(tuned("classify"), str(source), tmp_path / "o.jsonl", "cpu", "fp32")
-    assert totals == [7]
+    evaluate_file(tuned("classify"), str(write_rows(tmp_path / "e.tsv", ("text", "label"), reviews(9))), "cpu", "fp32")
+    assert totals == [7, 9]
 
 
 def test_dropout_is_off(tuned: Tuned) -> None:

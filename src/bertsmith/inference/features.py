@@ -141,7 +141,8 @@ class FeatureExtractor:
         self.computed_tokens = 0
         """Tokens that went through the model."""
         self.on_rows: Callable[[float], None] | None = None
-        """Called now and then by `chunks` with how many rows more are done, a batch's as a share of its chunk's."""
+        """Called now and then by `chunks` with how many rows more are done: a batch's by its share of its chunk's
+        tokens."""
         self._rows = 0
 
     def chunks(
@@ -318,7 +319,8 @@ class FeatureExtractor:
 
         for batch, _ in self.encoder.map(fill, self.encoder.batches(plan.sequences)):
             if self.on_rows is not None:
-                self.on_rows(self._rows * len(batch.numbers) / len(plan.sequences))
+                # by tokens: the longest texts go first, and by rows they would seem slow
+                self.on_rows(self._rows * int(batch.starts[-1]) / len(plan.sequences.token_ids))
         return vectors
 
     @torch.inference_mode()

@@ -251,8 +251,11 @@ def evaluate_file(
     for kind, module in _METRIC_MODULES:
         if ranks.is_first and isinstance(task, kind):
             importlib.import_module(module)
+    with ranks.alike():
+        none_kept = KeptColumns(input_path, (), None, (), held=ranks.is_first)
+        total = none_kept.count(rows_of(task, EncodingReport()))
     rows = 0
-    with Progress("evaluating", None, "rows") as bar:
+    with Progress("evaluating", total, "rows") as bar:
         for chunk, predictions in predict_examples(
             task, model, rows_of(task, report), device_, report, bar.advance, ranks
         ):
