@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertsmith.tasks.conll import read_conll
@@ -46,6 +46,7 @@ def words(text: str) -> list[str]:
             "Merkel \u2014 the chancellor -- left \u2026 or ... not . 1990\u201395",
         ),
         ("MERKEL'S PARTY", "MERKEL 'S PARTY"),
+        ("(\x00''s", "(\x00 '' s"),
         ("\u200bLondon \u200e(Paris\u200f) \u200b\u200e ok\x00 ab\u200ccd", "London ( Paris ) ok ab\u200ccd"),
         (" \t\u3000\n", ""),
         ("", ""),
@@ -55,6 +56,7 @@ def test_words(text: str, expected: str) -> None:
     assert words(text) == expected.split()
 
 
+@settings(max_examples=1000)
 @given(
     st.text(st.sampled_from("ab9.,\u2014\u200b''\u2019s@#_- \u0301\u200d\u4e2d\U0001f44d\n\x00\ud800"), max_size=20)
     | st.text()

@@ -30,6 +30,7 @@ _ALPHANUMERIC = re.compile(r"[^\W_]+")
 # letters with a point after each: initials, U.S., z.B.
 _LONGEST_POINTED = 20
 _POINTED = re.compile(r"(?:[^\W\d_]\.)+")
+_SHAPELESS = ("Cf", "Cc")
 _POSSESSIVE = ("'s", "\u2019s", "'S", "\u2019S")
 
 
@@ -81,13 +82,14 @@ def find_words(text: str) -> Iterator[Span]:
             if marks and marks[-1][1] == last:
                 if text[slice(*marks[-1])] == "." and _is_its_words(text, marks[-1][0], ends):
                     break
-                closing.append(marks.pop())
+                closing.append(marks[-1])
             elif text.endswith(_POSSESSIVE, first + 1, last):
                 closing.append((last - 2, last))
-                marks.pop()  # its apostrophe
             else:
                 break
             first, last = _trim(text, first, closing[-1][0])
+            while marks and marks[-1][1] > last:
+                marks.pop()
         if first < last:
             yield first, last
         yield from reversed(closing)
@@ -112,10 +114,10 @@ def _final_points(text: str) -> Iterator[int]:
 
 
 def _trim(text: str, first: int, last: int) -> Span:
-    """A span without the characters at its ends that have no shape (Unicode's categories Cf and Cc)."""
-    while first < last and unicodedata.category(text[first]) in ("Cf", "Cc"):
+    """A span without the characters at its ends that have no shape."""
+    while first < last and unicodedata.category(text[first]) in _SHAPELESS:
         first += 1
-    while first < last and unicodedata.category(text[last - 1]) in ("Cf", "Cc"):
+    while first < last and unicodedata.category(text[last - 1]) in _SHAPELESS:
         last -= 1
     return first, last
 
@@ -125,7 +127,7 @@ def _find_marks(text: str, first: int, last: int) -> Iterator[Span]:
     begin, before = first, ""
     for place in range(first, last):
         category = unicodedata.category(text[place])
-        if category[0] == "M" or category == "Cf":  # accents, joiners, variants
+        if category[0] == "M" or category in _SHAPELESS:  # accents, joiners, variants
             continue
         if before and text[place] != before:
             yield begin, place
