@@ -125,4 +125,4 @@ def test_lines_of_as_many_words_are_taken_for_columns_which_is_said(
     (tmp_path / "a.txt").write_text(content * 2, encoding="utf-8")
     predict_file(knowing, str(tmp_path / "a.txt"), tmp_path / "o.jsonl", "cpu", "fp32")
     note = f"note: {tmp_path / 'a.txt'}:1: of 3 columns one is read, and there are no tags (for running text add "
-    assert capfd.readouterr().err.count(f"{note}--raw-text to predict)\n") == noted
+    assert capfd.readouterr().err.count(f"{note}--raw-text to predict, or give embed a .txt)\n") == noted

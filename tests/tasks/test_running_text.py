@@ -79,13 +79,14 @@ def test_a_line_without_blanks_takes_no_longer_a_character(piece: str) -> None:
     assert time.perf_counter() - begun < 10
 
 
-def test_annotators_cut_alike(shared_data: Path) -> None:
-    """Wikipedia's sentences, written as one would: 96 % are cut into the very words that WikiGold's annotators have."""
-    made = list(read_conll(str(shared_data / "tasks" / "wikigold" / "wikigold.conll.txt"), labelled=False))
+@pytest.mark.parametrize(("file", "share"), [("wikigold/wikigold.conll.txt", 0.95), ("wnut17/wnut17train.conll", 0.65)])
+def test_annotators_cut_alike(shared_data: Path, file: str, share: float) -> None:
+    """Written as one would, 96 % of Wikipedia's sentences and 70 % of tweets are cut into the annotators' words."""
+    made = list(read_conll(str(shared_data / "tasks" / file), labelled=False))
     written = [re.sub(r"([(\[]) | (?=[.,;:!?)\]]|'s\b)", r"\1", " ".join(one.words)) for one in made]
     alike = sum(words(text) == list(one.words) for text, one in zip(written, made, strict=True))
     assert len(made) > 1600
-    assert alike > 0.95 * len(made)
+    assert alike > share * len(made)
 
 
 def test_entities_by_their_places() -> None:

@@ -129,11 +129,10 @@ class KeptColumns:
             table.mended.settle(None, self.encoding)
 
     def count(self, rows: Iterable[Any]) -> int | None:
-        """How many `rows` of `follow` there are, for which all are read: what cannot be read or kept is told before
-        hours of work. Where nothing is kept, None for URLs and pipes, and where cells are not `held`."""
-        if not self.names and (not self.held or is_url(self.path) or not Path(self.path).is_file()):
-            return None
-        with silenced():  # what there is to warn of is said when they are read for use
+        """`count_rows` of `follow`'s rows, whose cells are taken; without any to keep, only where they are `held`."""
+        if not self.names:
+            return count_rows(self.path, rows) if self.held else None
+        with silenced():
             return sum(1 for _ in rows if not self.held or self.take(1))
 
     def _rows(self, table: Table) -> Iterator[tuple[int, Row]]:
@@ -234,6 +233,17 @@ class KeptColumns:
                 f"{self.path}: --keep: column {name!r} holds values that make no column of a .parquet file "
                 f"({str(error).splitlines()[0]}); name a .jsonl as the --output"
             ) from None
+
+
+def count_rows(path: str, rows: Iterable[Any]) -> int | None:
+    """How many rows a file holds, all of which are read: one that cannot be is told before hours of work.
+
+    None for URLs and pipes, which are left alone. Raises what reading does.
+    """
+    if is_url(path) or not Path(path).is_file():
+        return None
+    with silenced():  # what there is to warn of is said when they are read for use
+        return sum(1 for _ in rows)
 
 
 def size_of(cells: Row) -> int:

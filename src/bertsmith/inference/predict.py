@@ -29,7 +29,7 @@ from bertsmith.inference.conll_writer import (
 )
 from bertsmith.inference.embed import check_input, check_output, check_rows, is_word_file, say_empty
 from bertsmith.inference.int8 import INT8, check_int8
-from bertsmith.inference.kept_columns import KeptColumns
+from bertsmith.inference.kept_columns import KeptColumns, count_rows
 from bertsmith.inference.loaded import use_bert
 from bertsmith.inference.predictor import predict_examples
 from bertsmith.inference.row_writer import find_ending, open_row_writer
@@ -252,8 +252,7 @@ def evaluate_file(
         if ranks.is_first and isinstance(task, kind):
             importlib.import_module(module)
     with ranks.alike():
-        none_kept = KeptColumns(input_path, (), None, (), held=ranks.is_first)
-        total = none_kept.count(rows_of(task, EncodingReport()))
+        total = count_rows(input_path, rows_of(task, EncodingReport())) if ranks.is_first else None
     rows = 0
     with Progress("evaluating", total, "rows") as bar:
         for chunk, predictions in predict_examples(

@@ -85,7 +85,7 @@ def read_conll(
             if not labelled and len(cells) != columns:
                 raise UserError(
                     f"{path}:{number}: {len(cells)} columns where the first word has {columns}; a word a line in "
-                    "columns is expected (for running text add --raw-text to predict)"
+                    "columns is expected (for running text add --raw-text to predict, or give embed a .txt)"
                 )
             if labelled:
                 tags.append(read_tag(cells, token_column, tag_column, f"{path}:{number}"))
@@ -94,7 +94,7 @@ def read_conll(
         if labelled is False and columns > 1 and of_one_kind:
             say_once(
                 f"note: {path}:{first}: of {columns} columns one is read, and there are no tags (for running text add "
-                "--raw-text to predict)",
+                "--raw-text to predict, or give embed a .txt)",
                 (path, "columns"),
             )
     finally:

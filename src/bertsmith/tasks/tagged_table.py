@@ -11,7 +11,8 @@ from bertsmith.tasks.examples import TaggedExample
 from bertsmith.tasks.table import Problems, Table, check_label_column, read_list, shorten
 from bertsmith.text.documents import ReadReport
 
-_ADVICE = "name yours with --text-column or --label-column (for running text add --raw-text to predict)"
+# who predicts does not look at labels
+_RAW_TEXT = " (for running text add --raw-text to predict)"
 TAG = re.compile("O|[BIESLU]-.+", re.DOTALL)
 
 
@@ -27,8 +28,9 @@ def read_tagged_examples_table(
 
     Raises UserError as `read_text_examples` does; also for lists that differ in length and tags that are none.
     """
-    problems = Problems("tokens and tags are lists of texts of one length (for running text add --raw-text to predict)")
-    with Table(path, encoding, report, advice=_ADVICE) as table:
+    remedy = _RAW_TEXT if labelled is False else ""
+    problems = Problems(f"tokens and tags are lists of texts of one length{remedy}")
+    with Table(path, encoding, report, advice=f"name yours with --text-column or --label-column{remedy}") as table:
         if table.kind in ("csv", "tsv"):
             raise UserError(f"{path}: a .{table.kind} cell holds no list; give CoNLL columns, .jsonl or .parquet")
         if labelled is not False:
