@@ -19,7 +19,14 @@ import torch
 from bertsmith import __version__
 from bertsmith.errors import UserError, one_of
 from bertsmith.inference import quantize
-from bertsmith.inference.export_model import Exportable, PaddedBert, example_inputs, expected_outputs, open_exportable
+from bertsmith.inference.export_model import (
+    Exportable,
+    PaddedBert,
+    example_inputs,
+    expected_outputs,
+    open_exportable,
+    written_out_gelu,
+)
 from bertsmith.inference.exported import (
     FILE_NAMES,
     FORMATS,
@@ -37,7 +44,7 @@ from bertsmith.model.config import BertConfig
 from bertsmith.model.weights import CONFIG, vocabulary_note
 from bertsmith.progress import say
 from bertsmith.storage import atomic_folder, check_out, write_text
-from bertsmith.text.tokenizer import load_tokenizer
+from bertsmith.text.tokenizer import BertTokenizer, load_tokenizer
 
 __all__ = ["ExportMismatch", "ExportedModel", "export_model", "load_exported"]
 
@@ -95,7 +102,7 @@ def export_model(
     with atomic_folder(target) as partial:
         first = partial / "fp32" if int8 else partial
         first.mkdir(exist_ok=True)
-        _write_companions(partial, exportable)
+        tokenizer = _write_companions(partial, exportable)
         opset = _write_model(exportable, format, first / FILE_NAMES[format])
         marker = _write_marker(first, _describe(first, exportable, format, "fp32", opset))
         say(f"export: comparing it with the model on {len(batches)} batches")
@@ -108,7 +115,7 @@ def export_model(
         if int8:
             more = {"fp32_max_difference": agreement.max_difference, "size_mb_before": _megabytes(marker)}
             say("export: quantizing its weights to int8")
-            quantize.quantize_weights(first / marker["file"], partial / marker["file"])
+            quantize.quantize_weights(first / marker["file"], partial / marker["file"], exportable.config, tokenizer)
             marker = _write_marker(partial, _describe(partial, exportable, format, "int8", opset))
             say(f"export: comparing the int8 file with the model on {len(batches)} batches")
             agreement = compare(load_exported(partial), exportable, batches)
@@ -152,7 +159,8 @@ def _write_model(exportable: Exportable, format: str, path: Path) -> int | None:
     """Write the model's file; its opset, where it has one."""
     inputs = example_inputs(exportable.config)
     say(f"export: tracing {exportable.folder}")
-    program = trace(PaddedBert(exportable), inputs, exportable.config.max_position_embeddings)
+    module = PaddedBert(exportable, written_out_gelu) if format == "onnx" else PaddedBert(exportable)
+    program = trace(module, inputs, exportable.config.max_position_embeddings)
     say(f"export: writing {path.name}")
     if format == "torch":
         write_program(program, path)
@@ -176,17 +184,18 @@ def _write_model(exportable: Exportable, format: str, path: Path) -> int | None:
     return next(int(entry.version) for entry in model.opset_import if not entry.domain)
 
 
-def _write_companions(folder: Path, exportable: Exportable) -> None:
-    """config.json and the tokenizer, so that the folder can be deployed alone."""
+def _write_companions(folder: Path, exportable: Exportable) -> BertTokenizer | None:
+    """Write config.json and the tokenizer, so that the folder can be deployed alone; the tokenizer, if there is one."""
     values = {"model_type": "bert"} | exportable.values
     write_text(folder / CONFIG, json.dumps(values, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
     if not any((exportable.folder / name).is_file() for name in ("tokenizer.json", "vocab.txt")):
         say(f"note: {exportable.folder}: has no tokenizer, so that none is exported")
-        return
+        return None
     tokenizer = load_tokenizer(exportable.folder)
     if note := vocabulary_note(exportable.folder, tokenizer.vocab_size, exportable.config):
         say(f"note: {note}")
     tokenizer.save(folder)
+    return tokenizer
 
 
 def _describe(folder: Path, exportable: Exportable, format: str, precision: str, opset: int | None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ In: `input_ids`, `attention_mask`, `token_type_ids`, each int64 (B, L), padding 
 what the folder was trained for. Inside bertsmith batches are packed (model/bert.py); the weights here are the same.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,11 +137,12 @@ class PaddedBert(nn.Module):
     """What is exported: encoder and trained heads over padded batches, float32, no dropout.
 
     Returns tensors under the names in `Exportable.outputs`. Padded tokens are attended to by none; what stands at their
-    own places in an output means nothing.
+    own places in an output means nothing. `gelu`: how the exact GELU is computed, where the model has it.
     """
 
-    def __init__(self, exportable: Exportable) -> None:
+    def __init__(self, exportable: Exportable, gelu: Callable[[Tensor], Tensor] = F.gelu) -> None:
         super().__init__()
+        self.gelu = gelu
         model, self.head, self.outputs = exportable.model, exportable.head, exportable.outputs
         self.embeddings = model.bert.embeddings
         self.layers = model.bert.encoder.layer
@@ -167,7 +168,7 @@ class PaddedBert(nn.Module):
         bias = padding.unsqueeze(1).unsqueeze(1)  # (B, 1, 1, L)
         for layer in self.layers:
             assert isinstance(layer, BertLayer)
-            hidden = _apply_layer(layer, hidden, bias)
+            hidden = self._apply_layer(layer, hidden, bias)
         return dict(zip(self.outputs, self._heads(hidden), strict=True))
 
     def _heads(self, hidden: Tensor) -> Iterator[Tensor]:
@@ -185,13 +186,31 @@ class PaddedBert(nn.Module):
                 yield self._pool(hidden)
             elif output == "prediction_logits":
                 head = self.mlm_head
-                transformed = _norm(head.norm, head.activation(_linear(head.transform, hidden)))
+                transformed = _norm(head.norm, self._activate(head.activation, _linear(head.transform, hidden)))
                 yield F.linear(transformed, self.embeddings.word, head.bias)
             elif output == "seq_relationship_logits":
                 yield _linear(self.nsp_head.linear, self._pool(hidden))
 
     def _pool(self, hidden: Tensor) -> Tensor:
         return torch.tanh(_linear(self.pooler.dense, hidden.select(1, 0)))
+
+    def _activate(self, activation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        return self.gelu(x) if activation is F.gelu else activation(x)
+
+    def _apply_layer(self, layer: BertLayer, hidden: Tensor, bias: Tensor) -> Tensor:
+        """One layer over a padded batch: hidden (B, L, H), `bias` (B, 1, 1, L) added to the scores → (B, L, H).
+
+        Scores and softmax are written out, as every runtime knows them; each has its own way of joining them.
+        """
+        batch, length, size = hidden.shape
+        width = size // layer.heads
+        query, key, value = _linear(layer.qkv, hidden).view(batch, length, 3, layer.heads, width).unbind(2)
+        scores = torch.matmul(query.transpose(1, 2) * width**-0.5, key.permute(0, 2, 3, 1)) + bias  # (B, heads, L, L)
+        context = torch.matmul(torch.softmax(scores, -1), value.transpose(1, 2))
+        context = context.transpose(1, 2).reshape(batch, length, size)
+        hidden = _norm(layer.attention_norm, hidden + _linear(layer.attention_output, context))
+        expanded = self._activate(layer.activation, _linear(layer.intermediate, hidden))  # (B, L, 4H)
+        return _norm(layer.output_norm, hidden + _linear(layer.output, expanded))
 
 
 # the layers' own forward methods cast their weights, which a traced program would do at each call
@@ -205,20 +224,9 @@ def _norm(layer: LayerNorm, x: Tensor) -> Tensor:
     return F.layer_norm(x, layer.weight.shape, layer.weight, layer.bias, layer.epsilon)
 
 
-def _apply_layer(layer: BertLayer, hidden: Tensor, bias: Tensor) -> Tensor:
-    """One layer over a padded batch: hidden (B, L, H), `bias` (B, 1, 1, L) added to the scores → (B, L, H).
-
-    Scores and softmax are written out, as every runtime knows them; each has its own way of joining them.
-    """
-    batch, length, size = hidden.shape
-    width = size // layer.heads
-    query, key, value = _linear(layer.qkv, hidden).view(batch, length, 3, layer.heads, width).unbind(2)
-    scores = torch.matmul(query.transpose(1, 2) * width**-0.5, key.permute(0, 2, 3, 1)) + bias  # (B, heads, L, L)
-    context = torch.matmul(torch.softmax(scores, -1), value.transpose(1, 2))
-    context = context.transpose(1, 2).reshape(batch, length, size)
-    hidden = _norm(layer.attention_norm, hidden + _linear(layer.attention_output, context))
-    expanded = layer.activation(_linear(layer.intermediate, hidden))  # (B, L, 4H)
-    return _norm(layer.output_norm, hidden + _linear(layer.output, expanded))
+def written_out_gelu(x: Tensor) -> Tensor:
+    """GELU in the steps, and their order, that ONNX Runtime and OpenVINO know for one operator (it is in opset 20)."""
+    return 0.5 * (x * (1 + torch.erf(x / 2**0.5)))
 
 
 def example_inputs(config: BertConfig) -> dict[str, Tensor]:
