@@ -11,6 +11,7 @@ The functions behind the commands, imported when first used (so that `import ber
     load_model(folder)                                   → BertForPreTraining, what was found in its file, config.json
     fill_masks(folder, texts)                            → tokens and probabilities for each [MASK]
     load(folder)                                         → a model loaded once: embeds, fills, scores, predicts
+    load_exported(folder)                                → an exported file: padded batches of ids in, arrays out
 
 What the user can mend is raised as UserError; its text is the whole message.
 """
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from bertsmith.corpus.prepare import prepare_corpus
     from bertsmith.corpus.shards import open_corpus
     from bertsmith.errors import UserError
+    from bertsmith.inference.exported import load_exported
     from bertsmith.inference.fill import fill_masks
     from bertsmith.inference.loaded import load
     from bertsmith.model.bert import BertForPreTraining
@@ -44,6 +46,7 @@ _HOMES = {
     "build_vocabulary": "text.vocabulary",
     "fill_masks": "inference.fill",
     "load": "inference.loaded",
+    "load_exported": "inference.exported",
     "load_model": "model.weights",
     "load_recipe": "options",
     "load_settings": "options",
@@ -62,6 +65,7 @@ __all__ = [
     "build_vocabulary",
     "fill_masks",
     "load",
+    "load_exported",
     "load_model",
     "load_recipe",
     "load_settings",

@@ -5,16 +5,19 @@ bfloat16 among their features differ by a factor of four in how fast they multip
 """
 
 import ctypes
+import numbers
 import os
 import sys
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from bertsmith.errors import UserError, one_of
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
+MOST_THREADS_A_CORE = 8
 # threads of so few share glibc's first heap: its lock is held for about a microsecond, a hundred times a layer
 CORES_OF_ONE_HEAP = 8
 
@@ -55,6 +58,22 @@ def choose_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("device: cuda was asked for, but PyTorch finds no CUDA device here; use --device cpu")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def check_threads(threads: Any) -> int:
+    """A number of threads that this machine can be asked for. Raises UserError for any other value."""
+    if not isinstance(threads, numbers.Integral) or isinstance(threads, bool) or int(threads) < 1:
+        raise UserError(f"threads: {threads!r} is not a number from 1 up")
+    count, cores = int(threads), os.cpu_count() or 1
+    if count > (most := MOST_THREADS_A_CORE * cores):
+        raise UserError(f"threads: {count:,} are too many: this machine has {cores} cores; give {most} at most")
+    return count
+
+
+def emulates_bf16(device: torch.device) -> bool:
+    """Whether bf16 products there are computed by other instructions, several times slower than fp32's."""
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return device.type == "cpu" and supported is not None and not supported()
 
 
 def measure_matmul(device: torch.device, dtype: torch.dtype, seconds: float = 0.25) -> float:

@@ -181,6 +181,36 @@ def test_heads_that_were_not_trained_are_not_exported(tmp_path: Path) -> None:
     assert open_exportable(folder).outputs == ("prediction_logits",)
 
 
+def test_models_of_too_few_positions_are_refused(tmp_path: Path) -> None:
+    folder = save_layers(tmp_path / "m", 1, 2)
+    with pytest.raises(UserError, match="has 2 positions; an axis of any length needs 3 at least"):
+        open_exportable(folder)
+
+
+def test_outputs_that_are_all_0_agree(
+    model: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nothing = {"prediction_logits": torch.zeros(4), "seq_relationship_logits": torch.zeros(2)}
+    monkeypatch.setattr(export, "expected_outputs", lambda exportable, ids, types: (
+        {"prediction_logits": torch.zeros(len(ids), 4), "seq_relationship_logits": nothing["seq_relationship_logits"]}
+    ))  # fmt: skip
+
+    class Nothing(ExportedModel):
+        def __init__(self) -> None: ...
+
+        def run(self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None) -> Any:
+            rows = len(input_ids)
+            return {
+                "prediction_logits": np.zeros((*np.shape(input_ids), 4), np.float32),
+                "seq_relationship_logits": np.zeros((rows, 2), np.float32),
+            }
+
+        def _compute(self, given: Any) -> Any: ...
+
+    found = compare(Nothing(), open_exportable(model), list(random_batches(SMALL, 0))[:1])
+    assert (found.max_difference, found.cosine, found.least_cosine) == (0, 1, 1)
+
+
 def test_a_folder_without_its_output_layer_is_refused(model: Path, tmp_path: Path) -> None:
     for path in model.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -278,6 +308,17 @@ def test_large_models_are_two_files(folders: dict[str, Path], tmp_path: Path, mo
 
 
 # --- what goes in
+
+
+def test_arrays_that_lie_another_way_are_taken(one: ExportedModel) -> None:
+    ids = np.array([[5, 6, 7], [8, 9, 10]])
+    wanted = one.run(ids)["prediction_logits"]
+    turned, locked = np.ascontiguousarray(ids[:, ::-1])[:, ::-1], ids.copy()
+    locked.setflags(write=False)
+    for laid in (turned, locked, np.asfortranarray(ids), ids.T.copy().T):
+        np.testing.assert_array_equal(one.run(laid)["prediction_logits"], wanted)
+    with pytest.raises(UserError, match="whole numbers of shape"):
+        one.run(torch.tensor([[1.0]], requires_grad=True))
 
 
 @pytest.mark.parametrize(

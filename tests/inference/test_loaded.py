@@ -151,6 +151,11 @@ def test_what_is_no_text_is_refused_by_number(folders: dict[str, Path], models: 
             model.fill(texts)
         with pytest.raises(UserError, match=message):
             model.score(texts)
+    for call in (model.embed, model.fill, model.score):
+        with pytest.raises(UserError, match="texts: are bytes; give a list of texts, each decoded"):
+            call(b"ab")  # type: ignore[operator]
+        with pytest.raises(UserError, match="texts: give a list of texts, not"):
+            call(np.array("abc"))  # type: ignore[operator]
     words = model.embed([["a", "cat"], ("a", "cat"), np.array(["a", "cat"])], words=True)
     assert [part.shape for part in words] == [words[0].shape] * 3
 
@@ -251,6 +256,32 @@ def test_embed_takes_layers_in_every_form(models: dict[str, LoadedModel]) -> Non
     assert [len(rows) for rows in model.embed(["a cat", ""], pool="none")] == [4, 2]
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"layers": None}, "layers: None is not a whole number"),
+        ({"layers": 1.5}, "layers: 1.5 is not a whole number"),
+        ({"layers": slice(0, 2)}, r"layers: slice\(0, 2, None\) is not a whole number"),
+        ({"max_length": "12"}, "max_length: '12' is not a whole number"),
+        ({"max_length": 12.0}, r"max_length: 12\.0 is not a whole number"),
+        ({"normalize": "no"}, "normalize: 'no' is neither True nor False"),
+        ({"words": 1}, "words: 1 is neither True nor False"),
+    ],
+)
+def test_options_of_embed_of_another_kind_are_refused(
+    models: dict[str, LoadedModel], options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        models["pretrained"].embed(["a"], **options)
+
+
+def test_numpys_numbers_are_numbers(models: dict[str, LoadedModel]) -> None:
+    model = models["pretrained"]
+    found = model.embed(TEXTS, np.int64(1), max_length=np.int32(9), normalize=np.bool_(True))
+    np.testing.assert_array_equal(found, model.embed(TEXTS, 1, max_length=9, normalize=True))
+    np.testing.assert_array_equal(model.embed(TEXTS, np.array([0, 1])), model.embed(TEXTS, [0, 1]))
+
+
 def test_options_of_embed_that_are_not_known_are_refused_with_those_that_are(models: dict[str, LoadedModel]) -> None:
     with pytest.raises(UserError, match=r"^foo: embed has no such option; there are layers, combine, pool, words, "):
         models["encoder"].embed(["a"], foo=1)
@@ -266,11 +297,18 @@ def test_random_positions_are_used_on_request_only(tmp_path: Path, capfd: pytest
     for ours, theirs in zip(some.embed(TEXTS, words=True), whole.embed(TEXTS, words=True, max_length=16), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert [row["tokens"] for row in some.score(TEXTS)] == [min(row["tokens"], 14) for row in whole.score(TEXTS)]
-    assert capfd.readouterr().err == f"note: {found}; of a longer text 16 tokens at a time are used\n"
+    said = capfd.readouterr().err
+    assert f"note: {found}; of a longer text 16 tokens at a time are used\n" in said
+    assert (
+        said.count("warning: 1 of 6 texts are longer than 16 tokens; 76 tokens were cut\n") == 3
+    )  # embed, embed, score
+    assert said.count("\n") == 4
     np.testing.assert_array_equal(some.embed(TEXTS, max_length=20), whole.embed(TEXTS, max_length=20))
     some.embed(TEXTS, max_length=20)
     some.embed(TEXTS, max_length=16)
-    assert capfd.readouterr().err == f"warning: {found}; sequences of 20 tokens use them\n"
+    said = capfd.readouterr().err
+    assert said.count(found) == 1
+    assert f"warning: {found}; sequences of 20 tokens use them\n" in said
 
 
 def test_transformers_opens_a_folder_that_tells_its_positions(tmp_path: Path) -> None:
@@ -364,6 +402,18 @@ def test_the_machine_is_measured_once_a_process(folders: dict[str, Path], monkey
     loaded._faster_precision.cache_clear()
 
 
+def test_bf16_that_the_chip_does_not_have_is_warned_of(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for emulated in (True, False):
+        monkeypatch.setattr(loaded, "emulates_bf16", lambda device, emulated=emulated: emulated)
+        load(folders["encoder"], precision="bf16")
+        said = capfd.readouterr().err
+        assert ("warning: this CPU has no instructions for bf16" in said) == emulated
+        load(folders["encoder"], precision="fp32")
+        assert "bf16" not in capfd.readouterr().err
+
+
 def test_bf16_on_request(folders: dict[str, Path], models: dict[str, LoadedModel]) -> None:
     for name in ("pretrained", "classify"):
         model = load(folders[name], precision="bf16")
@@ -381,6 +431,9 @@ def test_unknown_options_are_refused(folders: dict[str, Path], tmp_path: Path) -
         load(folders["encoder"], device="tpu")
     with pytest.raises(UserError, match=r"no config\.json here"):
         load(tmp_path)
+    for threads, said in ((0, "not a number from 1 up"), ("2", "not a number"), (1.5, "not a n"), (10**9, "too many")):
+        with pytest.raises(UserError, match=rf"^threads: .*{said}"):
+            load(folders["encoder"], threads=threads)  # type: ignore[arg-type]
 
 
 def test_what_is_no_folder_or_no_name_is_refused(folders: dict[str, Path]) -> None:

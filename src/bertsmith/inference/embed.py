@@ -156,12 +156,17 @@ def _suffix(path: str) -> str:
 
 def say_losses(report: EncodingReport, max_length: int) -> None:
     """Warn of texts that were cut, and of a vocabulary that does not know them."""
+    say_cut(report, max_length)
+    say_unknown(report.unknown_tokens / report.tokens if report.tokens else 0.0)
+
+
+def say_cut(report: EncodingReport, max_length: int) -> None:
+    """Warn of texts that were cut."""
     if report.truncated:
         say(
             f"warning: {report.truncated:,} of {report.examples:,} texts are longer than {max_length} tokens; "
             f"{report.truncated_tokens:,} tokens were cut"
         )
-    say_unknown(report.unknown_tokens / report.tokens if report.tokens else 0.0)
 
 
 def say_empty(rows: int, input_path: str, output: str | Path | None) -> None:

@@ -44,6 +44,7 @@ from bertsmith.model.config import BertConfig
 from bertsmith.model.weights import CONFIG, vocabulary_note
 from bertsmith.progress import say
 from bertsmith.storage import atomic_folder, check_out, write_text
+from bertsmith.tasks.spec import TASK_KEY
 from bertsmith.text.tokenizer import BertTokenizer, load_tokenizer
 
 __all__ = ["ExportMismatch", "ExportedModel", "export_model", "load_exported"]
@@ -54,6 +55,7 @@ OPSET = 18
 TOLERANCE = 1e-4
 SHAPES = ((1, 1), (1, 7), (3, 40), (8, 512))
 _LEAST_COSINE = 0.99
+_LEAST_EQUAL = 0.9
 # of export.json, what the summary tells as well
 _SHOWN = ("format", "precision", "file", "head", "opset", "inputs", "outputs", "max_length", "labels")
 
@@ -129,8 +131,11 @@ def export_model(
             }
             shutil.rmtree(first)
         _write_marker(partial, marker | {"agreement": asdict(agreement)})
-    if agreement.cosine is not None and agreement.cosine < _LEAST_COSINE:
-        say(f"warning: int8 changes this model's outputs: mean cosine {agreement.cosine:.4f} with those in fp32")
+    if int8 and (changed := _what_changed(agreement, exportable)):
+        say(
+            f"warning: int8 changes what this model gives for random tokens: {changed}; "
+            f"{_how_to_compare(exportable, target)}, or leave --int8 out"
+        )
     agreed = asdict(agreement)
     return {
         "model": str(folder),
@@ -143,6 +148,22 @@ def export_model(
         **more,
         "seconds": time.monotonic() - begun,
     }
+
+
+def _what_changed(agreement: Agreement, exportable: Exportable) -> str | None:
+    """By how much less the outputs agree than they may. Scores of a few classes may turn, if the highest stays so."""
+    if exportable.head in ("encoder", "pretraining"):
+        if agreement.cosine is not None and agreement.cosine < _LEAST_COSINE:
+            return f"mean cosine {agreement.cosine:.4f} with fp32"
+    elif agreement.equal_labels is not None and agreement.equal_labels < _LEAST_EQUAL:
+        return f"{agreement.equal_labels:.1%} of the decisions are the same"
+    return None
+
+
+def _how_to_compare(exportable: Exportable, target: Path) -> str:
+    if TASK_KEY in exportable.values:
+        return f"see by `bertsmith evaluate {target} --data FILE` what that means on your own texts"
+    return "compare both on your own texts"
 
 
 def _check_target(target: Path) -> None:
@@ -269,8 +290,12 @@ def compare(exported: ExportedModel, exportable: Exportable, batches: list[dict[
                     return Agreement(float("inf"), None, None, None)
                 difference = max(difference, float(np.abs(found - wanted).max()))
                 if wanted.shape[-1] > 1:
-                    lengths = np.linalg.norm(found, axis=-1) * np.linalg.norm(wanted, axis=-1)
-                    cosines.append(np.ravel((found * wanted).sum(-1) / np.maximum(lengths, 1e-30)))
+                    lengths = [np.linalg.norm(array, axis=-1) for array in (found, wanted)]
+                    both = lengths[0] * lengths[1]
+                    alike = np.where(
+                        both > 0, (found * wanted).sum(-1) / np.maximum(both, 1e-30), lengths[0] == lengths[1]
+                    )
+                    cosines.append(np.ravel(alike))
                     if exportable.head != "encoder":
                         same = (found > 0) == (wanted > 0) if multilabel else found.argmax(-1) == wanted.argmax(-1)
                         equal.append(np.ravel(same))

@@ -39,6 +39,8 @@ TASK_OUTPUTS = {
 }
 ENCODER_OUTPUTS = ("last_hidden_state", "pooler_output")
 PRETRAINING_OUTPUTS = ("prediction_logits", "seq_relationship_logits")
+# tracing takes an axis that cannot be longer than two for a fixed size
+LEAST_POSITIONS = 3
 # one vector or score a sequence; every other output has one a token
 _OF_SEQUENCES = ("pooler_output", "seq_relationship_logits")
 
@@ -87,6 +89,11 @@ def open_exportable(folder: str | Path) -> Exportable:
     if (path / MARKER).is_file():
         raise UserError(f"{folder}: was exported already; name the model folder that it was exported from")
     config, values = read_config(path)
+    if config.max_position_embeddings < LEAST_POSITIONS:
+        raise UserError(
+            f"{path}: has {config.max_position_embeddings} positions; an axis of any length needs {LEAST_POSITIONS} at "
+            "least"
+        )
     architectures = values.get("architectures")
     name = architectures[0] if isinstance(architectures, list) and architectures else None
     for head, architecture in ARCHITECTURES.items():

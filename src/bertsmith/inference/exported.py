@@ -116,7 +116,7 @@ class ExportedModel(ABC):
 def _whole_numbers(name: str, values: Any) -> Array:
     """`values` as int64 (B, L), neither empty."""
     try:
-        array = np.asarray(values)
+        array = np.asarray(values.detach() if hasattr(values, "detach") else values)
     except ValueError:
         raise UserError(f"{name}: the rows are of unlike length; pad them to one length") from None
     if array.ndim != 2 or 0 in array.shape or array.dtype.kind not in "iub":
@@ -124,7 +124,8 @@ def _whole_numbers(name: str, values: Any) -> Array:
             f"{name}: whole numbers of shape (rows, tokens) are needed, at least one of each, not {array.dtype} of "
             f"shape {array.shape}"
         )
-    return array.astype(np.int64, copy=False)
+    # a copy, where it is not: of turned-round or write-protected arrays PyTorch makes no tensor
+    return np.require(array, np.int64, ("C", "W"))
 
 
 class OnnxModel(ExportedModel):
@@ -179,9 +180,12 @@ def load_exported(folder: str | Path, threads: int | None = None, format: str | 
 
     Raises UserError for a folder that holds no export, a damaged one, or one of the other format.
     """
-    if threads is not None and threads < 1:
-        raise UserError(f"threads: {threads} is not a number from 1 up")
-    path = Path(folder)
+    from bertsmith.hardware import check_threads
+    from bertsmith.model.weights import as_path
+
+    if threads is not None:
+        threads = check_threads(threads)
+    path = as_path(folder)
     marker = read_marker(path)
     if format is not None:
         one_of("format", format, FORMATS)

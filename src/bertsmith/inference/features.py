@@ -5,6 +5,7 @@ input order, some thousand texts at a time. Every token is in some vector or cou
 """
 
 import itertools
+import numbers
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -64,6 +65,12 @@ class FeatureOptions:
     """Whether [CLS], [SEP], [MASK] and the like in a text are these tokens, and not plain text."""
 
     def __post_init__(self) -> None:
+        for name in ("words", "normalize", "allow_special"):
+            if not isinstance(value := getattr(self, name), bool | np.bool_):
+                raise UserError(f"{name}: {value!r} is neither True nor False")
+        length = self.max_length
+        if length is not None and (not isinstance(length, numbers.Integral) or isinstance(length, bool)):
+            raise UserError(f"max_length: {length!r} is not a whole number")
         one_of("combine", self.combine, COMBINATIONS)
         one_of("pool", self.pool, POOLINGS)
         if self.long is not None:

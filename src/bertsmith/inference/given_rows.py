@@ -14,7 +14,10 @@ def listed(texts: Sequence[Any]) -> list[Any]:
 
     Raises UserError for what is no list of any kind.
     """
-    if isinstance(texts, str | dict) or not isinstance(texts, Iterable):
+    if isinstance(texts, bytes | bytearray):
+        raise UserError("texts: are bytes; give a list of texts, each decoded")
+    # NumPy's and PyTorch's single values have the methods of a list too
+    if isinstance(texts, str | dict) or not isinstance(texts, Iterable) or getattr(texts, "ndim", 1) == 0:
         raise UserError(f"texts: give a list of texts, not {'one text' if isinstance(texts, str) else kind_of(texts)}")
     return list(texts)
 

@@ -9,7 +9,7 @@ import copy
 import functools
 import numbers
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,11 +22,15 @@ from bertsmith.errors import UserError, one_of
 from bertsmith.hardware import (
     PRECISIONS,
     bound_kernel_caches,
+    check_threads,
     choose_device,
+    emulates_bf16,
     keep_freed_memory,
     prepare_machine,
 )
+from bertsmith.inference.embed import say_cut
 from bertsmith.inference.encoder import Encoder, InferenceBert
+from bertsmith.inference.exported_task import ExportedTask, is_exported, load_exported_task
 from bertsmith.inference.features import FeatureExtractor, FeatureOptions, Text
 from bertsmith.inference.fill import encode_all, guess_masks, split_rows
 from bertsmith.inference.given_rows import listed, make_examples, only_texts
@@ -70,6 +74,8 @@ def load(
 ) -> "LoadedModel":
     """Open a model folder (ours or any BERT of transformers'), or a run whose model is finished.
 
+    An export of a fine-tuned model predicts as the model does, by the exported file, which has a precision of its own.
+
     `precision` auto: fp32, or bf16 where the machine multiplies it faster and vectors of a few sentences measure alike
     (LEAST_COSINE); which, is said. int8: the faster of those (int8+fp32 and int8+bf16 choose), but half of the products
     in 8 bits (int8.py); how alike that measures, is said. Deep copies and what is unpickled do without the 8 bits.
@@ -80,10 +86,12 @@ def load(
     """
     one_of("precision", precision, ("auto", *PRECISIONS, *INT8))
     if threads is not None:
-        torch.set_num_threads(_count("threads", threads))
+        torch.set_num_threads(check_threads(threads))
     bound_kernel_caches()
     where = choose_device(device)
     path = find_model(folder)
+    if is_exported(path):
+        return _load_exported(path, device, precision, threads)
     config, values = read_config(path)
     task: Task | None = None
     model: BertForPreTraining | BertForTask
@@ -99,6 +107,19 @@ def load(
     model.bert, precision = use_bert(path, model.bert, tokenizer, where, precision)
     encoder = Encoder(model.bert, tokenizer, where)
     return LoadedModel(path, model, encoder, precision, task, _missing_parts(path, report, values, task, model))
+
+
+def _load_exported(path: Path, device: str, precision: str, threads: int | None) -> "LoadedModel":
+    """What `load` gives for an exported folder."""
+    if TASK_KEY not in read_config(path)[1]:
+        raise UserError(
+            f"{path}: is an export of a model without a task, which takes batches of ids; open it by `load_exported`, "
+            "or name the model folder that it was exported from"
+        )
+    task, model = load_exported_task(path, device, precision, threads)
+    whole = f"{path}: is an export, which predicts only; name the model folder that it was exported from"
+    why_not = dict.fromkeys(("embed", "mlm", "pooler"), whole)
+    return LoadedModel(path, model, None, model.exported.precision, task, why_not)
 
 
 class UsedBert(NamedTuple):
@@ -123,6 +144,8 @@ def use_bert(path: Path, bert: BertModel, tokenizer: BertTokenizer, device: torc
                 f"{path}: computes in {precision}; bf16 is faster here, and the least cosine between its vectors and "
                 f"those of fp32 is {cosine:.5f} on a few texts"
             )
+    if precision in ("bf16", "int8+bf16") and emulates_bf16(device):
+        say("warning: this CPU has no instructions for bf16, which takes several times as long as fp32; auto is faster")
     if precision not in INT8:
         return UsedBert(InferenceBert(bert, PRECISIONS[precision]), precision)
     int8 = choose_int8(bert, tokenizer, _SAMPLE)
@@ -187,22 +210,23 @@ def _missing_parts(
 class LoadedModel:
     """What `load` returns. Methods that need a part the folder lacks raise UserError naming it.
 
-    `folder`, `precision` (fp32, bf16, int8+fp32 or int8+bf16), `encoder` (with `tokenizer`, `config`, `device`), `task`
-    (None where it was not fine-tuned), `why_not`: what is said where a part is missing.
+    `folder`, `precision` (fp32, bf16, int8+fp32 or int8+bf16; of an export fp32 or int8), `encoder` (with `tokenizer`,
+    `config`, `device`), `task` (None where it was not fine-tuned), `why_not`: what is said where a part is missing.
     """
 
     def __init__(
         self,
         folder: Path,
-        model: BertForPreTraining | BertForTask,
-        encoder: Encoder,
+        model: BertForPreTraining | BertForTask | ExportedTask,
+        encoder: Encoder | None,
         precision: str,
         task: Task | None,
         why_not: dict[str, str],
     ) -> None:
         self.folder = folder
         self.model = model
-        self.encoder = encoder
+        self._encoder = encoder
+        self.device = torch.device("cpu") if encoder is None else encoder.device
         self.precision = precision
         self.task = task
         self.why_not = why_not
@@ -211,9 +235,16 @@ class LoadedModel:
         return f"<{self.folder}: {', '.join(self.abilities)}; {self.describe()}>"
 
     @property
+    def encoder(self) -> Encoder:
+        """What makes hidden states. Raises UserError for an export, which keeps them to itself."""
+        if self._encoder is None:
+            raise UserError(self.why_not["embed"])
+        return self._encoder
+
+    @property
     def abilities(self) -> tuple[str, ...]:
         """The methods that work: embed; fill and score; predict, and answer, or tag and entities."""
-        names = ["embed"]
+        names = ["embed"] if self._encoder is not None else []
         if "mlm" not in self.why_not:
             names += ["fill", "score"]
         if self.task is not None:
@@ -222,8 +253,8 @@ class LoadedModel:
 
     def describe(self) -> str:
         """Device, arithmetic and threads, for the log."""
-        threads = f", {torch.get_num_threads()} threads" if self.encoder.device.type == "cpu" else ""
-        return f"{self.encoder.device.type}, {self.precision}{threads}"
+        threads = f", {torch.get_num_threads()} threads" if self.device.type == "cpu" else ""
+        return f"{self.device.type}, {self.precision}{threads}"
 
     def features(self, options: FeatureOptions) -> FeatureExtractor:
         """What makes vectors of the kind that `options` say, for as many texts as one likes."""
@@ -245,7 +276,8 @@ class LoadedModel:
                 near = did_you_mean(name, known)
                 raise UserError(f"{name}: embed has no such option{near}; there are {', '.join(known)}")
         if not isinstance(layers, str):
-            layers = ",".join(map(str, [layers] if isinstance(layers, int) else layers))
+            several = layers if isinstance(layers, Iterable) else [layers]
+            layers = ",".join(str(_whole("layers", layer)) for layer in several)
         extractor = self.features(FeatureOptions(layers=layers, pool=pool, **options))
         named = ((f"text {number}", text) for number, text in enumerate(listed(texts), 1))
         rows: list[npt.NDArray[np.float32]] = [np.zeros((0, extractor.dimension), dtype=np.float32)]
@@ -255,6 +287,7 @@ class LoadedModel:
                 rows.append(chunk.rows)
             else:
                 ragged += np.split(chunk.rows, np.cumsum(chunk.counts)[:-1])
+        say_cut(extractor.report, extractor.max_length)
         return ragged if extractor.options.several else np.concatenate(rows)
 
     def fill(self, texts: Sequence[str], top: int = 5) -> list[list[list[dict[str, Any]]]]:
@@ -272,7 +305,10 @@ class LoadedModel:
 
     def score(self, texts: Sequence[str], within_word: str = "visible") -> list[Row]:
         """For each text its pseudo-log-likelihood `pll`, `tokens` and pseudo-perplexity `pppl` (see scoring.py)."""
-        return self.scorer(within_word).score(only_texts(texts))
+        scorer = self.scorer(within_word)
+        rows = scorer.score(only_texts(texts))
+        say_cut(scorer.report, self.encoder.max_length)
+        return rows
 
     def scorer(self, within_word: str = "visible") -> SentenceScorer:
         """What scores sentences, counting what it cuts."""
@@ -292,7 +328,7 @@ class LoadedModel:
     def _predict(self, examples: Sequence[Example]) -> list[Row]:
         task, model = self._task_model()
         report = EncodingReport()
-        predicted = predict_examples(task, model, examples, self.encoder.device, report)
+        predicted = predict_examples(task, model, examples, self.device, report)
         results = [row for _, predictions in predicted for row in predictions]
         if report.truncated:
             say(f"warning: {report.truncated:,} of {len(results):,} rows, longer than {task.spec.max_length} tokens, "
@@ -322,7 +358,7 @@ class LoadedModel:
         assert isinstance(self.model, BertForPreTraining)
         return self.model
 
-    def _task_model(self, head: str | None = None) -> tuple[Task, BertForTask]:
+    def _task_model(self, head: str | None = None) -> tuple[Task, BertForTask | ExportedTask]:
         if self.task is None:
             raise UserError(self.why_not["task"])
         if head is not None and self.task.head != head:
@@ -330,12 +366,19 @@ class LoadedModel:
                 f"{self.folder}: was fine-tuned for {self.task.spec.name}, which {_HEADS[self.task.head]}; a model "
                 f"that {_HEADS[head]} is needed"
             )
-        assert isinstance(self.model, BertForTask)
+        assert isinstance(self.model, BertForTask | ExportedTask)
         return self.task, self.model
 
 
+def _whole(name: str, value: Any) -> int:
+    """A whole number, NumPy's among them; True is none, though Python counts it so."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        raise UserError(f"{name}: {value!r} is not a whole number")
+    return int(value)
+
+
 def _count(name: str, value: Any) -> int:
-    """A whole number from 1 up, NumPy's among them; True is none, though Python counts it so."""
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
+    """A whole number from 1 up."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or int(value) < 1:
         raise UserError(f"{name}: {value!r} is not a number from 1 up")
     return int(value)

@@ -28,6 +28,8 @@ from bertsmith.inference.conll_writer import (
     with_words,
 )
 from bertsmith.inference.embed import check_input, check_output, check_rows, is_word_file, say_empty
+from bertsmith.inference.exported import FILE_NAMES
+from bertsmith.inference.exported_task import ExportedTask, is_exported, load_exported_task
 from bertsmith.inference.int8 import INT8, check_int8
 from bertsmith.inference.kept_columns import KeptColumns, count_rows
 from bertsmith.inference.loaded import use_bert
@@ -195,11 +197,20 @@ def open_for_prediction(
     columns: dict[str, str | None],
     ranks: Ranks = ALONE,
     check: Callable[[Task], None] = lambda task: None,
-) -> tuple[Task, BertForTask, torch.device]:
-    """A fine-tuned model on its device, in the arithmetic asked for; on every rank in the same.
+) -> tuple[Task, BertForTask | ExportedTask, torch.device]:
+    """A fine-tuned model on its device, in the arithmetic asked for, or an export of one; on every rank the same.
 
     `check`: raises UserError for files that do not suit the task, before 8 bits are chosen, which takes its time.
     """
+    folder = find_model(model_folder)
+    if is_exported(folder):
+        with ranks.alike():
+            task, exported = load_exported_task(folder, device, precision, None, **columns)
+            check(task)
+        if ranks.size > 1:
+            written = (folder / FILE_NAMES[exported.exported.format]).read_bytes()
+            check_same(weights_sha256(exported, written), str(model_folder), ranks)
+        return task, exported, torch.device("cpu")
     with ranks.alike():
         task, model = load_task_model(model_folder, **columns)
         check(task)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from bertsmith.errors import not_finite
+from bertsmith.inference.exported_task import ExportedTask
 from bertsmith.inference.streams import map_on_threads, threads_on
 from bertsmith.model.task_model import BertForTask
 from bertsmith.tasks.batches import TOKENS_AT_ONCE, group_for_threads, pack_examples
@@ -30,7 +31,7 @@ _LEAST_TOKENS = 2048
 
 
 def compute_logits(
-    model: BertForTask, sequences: Sequence[EncodedSequence], device: torch.device
+    model: BertForTask | ExportedTask, sequences: Sequence[EncodedSequence], device: torch.device
 ) -> list[npt.NDArray[np.float32]]:
     """The scores of each sequence's positions, (P, outputs) each, in the order given; no dropout."""
 
@@ -51,7 +52,7 @@ def compute_logits(
 
 def predict_encoded(
     task: Task,
-    model: BertForTask,
+    model: BertForTask | ExportedTask,
     examples: Sequence[Any],
     encoded: Sequence[Sequence[EncodedSequence]],
     device: torch.device,
@@ -72,7 +73,7 @@ def predict_encoded(
 
 def predict_examples(
     task: Task,
-    model: BertForTask,
+    model: BertForTask | ExportedTask,
     examples: Iterable[Any],
     device: torch.device,
     report: EncodingReport,

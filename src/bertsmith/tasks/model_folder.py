@@ -50,6 +50,23 @@ def load_task_model(folder: str | Path, **columns: str | None) -> tuple[Task, Be
 
     Raises UserError for a folder that was not fine-tuned by bertsmith, and for one whose output layer is missing.
     """
+    task, config = open_task(folder, **columns)
+    path = find_model(folder)
+    model = BertForTask(config, task.head, task.outputs)
+    report = load_folder_weights(model, path)
+    if report.missing:
+        raise UserError(
+            f"{path}: {report.missing[0]} is missing, so that the {task.spec.name} output layer was never trained; "
+            "fine-tune again"
+        )
+    return task, model
+
+
+def open_task(folder: str | Path, **columns: str | None) -> tuple[Task, BertConfig]:
+    """The task of a fine-tuned folder, run or export, and the model's shape, without its weights.
+
+    `columns`: see `load_task_model`. Raises UserError for a folder that was not fine-tuned by bertsmith.
+    """
     learnt = read_spec(folder)
     path = find_model(folder)
     config, values = read_config(path)
@@ -62,20 +79,13 @@ def load_task_model(folder: str | Path, **columns: str | None) -> tuple[Task, Be
             f"{path / CONFIG}: {TASK_KEY} does not belong to this model (max_length {spec.max_length}, "
             f"{config.max_position_embeddings} positions, {task.outputs} outputs); copy the folder again"
         )
-    model = BertForTask(config, task.head, task.outputs)
-    report = load_folder_weights(model, path)
-    if report.missing:
-        raise UserError(
-            f"{path}: {report.missing[0]} is missing, so that the {spec.name} output layer was never trained; "
-            "fine-tune again"
-        )
     named = task.folder_keys().get("id2label")
     if values.get("id2label", named) != named:
         raise UserError(
             f"{path / CONFIG}: id2label and {TASK_KEY}.labels do not name the same labels in the same order; one was "
             "changed by hand: change both, or copy the folder again"
         )
-    return task, model
+    return task, config
 
 
 def start_model(folder: Path, task: Task, seed: int, dropout: float | None, random_init: bool) -> BertForTask:
