@@ -386,6 +386,17 @@ def test_where_no_folder_can_be_made() -> None:
         pass
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+def test_where_no_file_can_be_made() -> None:
+    for make in (
+        lambda: check_out(Path("/proc/x.npy"), folder=False),
+        lambda: check_out(Path("/proc/new/x.npy"), folder=False),
+        lambda: write_text(Path("/proc/x.npy"), "x"),
+    ):
+        with pytest.raises(UserError, match=r"^/proc/(new/)?x\.npy: (no file can be made here \(|no permission to)"):
+            make()
+
+
 # --- digests
 
 

@@ -69,6 +69,7 @@ def check_out(path: Path, folder: bool) -> None:
         home = place if place.is_dir() else place.parent
         if not os.access(home, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(home))
+        _try_file(path, home / _partial_name(path))
 
 
 def _refuse_other_kind(path: Path, folder: bool) -> None:
@@ -79,6 +80,21 @@ def _refuse_other_kind(path: Path, folder: bool) -> None:
         raise UserError(f"{path}: a folder stands where a file is needed; choose another name")
     if not folder and path.exists() and not path.is_file():
         raise UserError(f"{path}: is a pipe or a device, and no file can take its place; choose another name")
+
+
+def _try_file(path: Path, partial: Path) -> None:
+    """Raise UserError, naming `path`, where no file can be made as `partial`: /proc and its like say so only then."""
+    try:
+        partial.touch()
+        partial.unlink()
+    except OSError as error:
+        if why_refused(error):
+            raise  # disk_errors has a sentence for it
+        raise UserError(f"{path}: no file can be made here ({error.strerror}); choose another place") from error
+
+
+def _partial_name(path: Path) -> str:
+    return f".{path.name}{PARTIAL}{os.getpid()}"
 
 
 def sync(path: Path) -> None:
@@ -135,7 +151,9 @@ def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a path to write to; on success it becomes `path` in one rename, on any error it is removed."""
     with disk_errors(path):
         _refuse_other_kind(path, folder=False)
+        named = path
         path, partial = _beside(path)
+        _try_file(named, partial)
         try:
             yield partial
             sync(partial)
@@ -194,7 +212,7 @@ def _beside(path: Path, adopt: Callable[[Path], bool] = lambda leftover: False) 
         path.parent.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError:  # in /proc and its like
         raise UserError(f"{path.parent}: no folder can be made here; choose another --out") from None
-    partial = path.with_name(f".{path.name}{PARTIAL}{os.getpid()}")
+    partial = path.with_name(_partial_name(path))
     adopted = next((leftover for leftover in _leftovers(path) if leftover.is_dir() and adopt(leftover)), None)
     remove_partials(path, spare=adopted)
     if adopted:

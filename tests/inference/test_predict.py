@@ -386,7 +386,7 @@ def test_folders_that_were_not_fine_tuned(model: Path, tuned: Tuned, tmp_path: P
     source = write_rows(tmp_path / "in.csv", ("text",), [("a",)])
     with pytest.raises(UserError, match=r"was not fine-tuned for a task, so that it has no trained output layer"):
         predict_file(model, str(source), tmp_path / "out.jsonl", "cpu", "fp32")
-    for name, message in (("nowhere", "no config.json here; name a model folder"),):
+    for name, message in (("nowhere", "no such folder; name a model folder"),):
         with pytest.raises(UserError, match=message):
             predict_file(tmp_path / name, str(source), tmp_path / "out.jsonl", "cpu", "fp32")
     (tmp_path / "begun").mkdir()

@@ -303,6 +303,10 @@ BAD = {
         lambda f: add_tensors(f, {"module/bert/pooler/dense/bias": np.ones(8, np.float32)}),
         "bert/pooler/dense/bias and module/bert/pooler/dense/bias are two names of one tensor",
     ),
+    "adapter": (
+        lambda f: add_tensors(f, {"bert/encoder/layer_0/attention/output/adapters/W": np.ones(8, np.float32)}),
+        "the first is bert/encoder/layer_0/attention/output/adapters/W; merge them",
+    ),
     "whole numbers": (
         lambda f: add_tensors(f, {"bert/pooler/dense/bias": np.ones(8, np.int32)}),
         "bert.pooler.dense.bias is of type int32",

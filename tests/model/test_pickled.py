@@ -66,6 +66,23 @@ def change_places(index: Path, name: str, file_name: object) -> None:
     index.write_text(json.dumps(content), encoding="utf-8")
 
 
+def test_what_stands_in_the_place_of_weights_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.mkdir()
+    with pytest.raises(UserError, match=r"model\.safetensors: is a folder where a file is needed"):
+        find_weights(tmp_path)
+    path.rmdir()
+    os.mkfifo(path)
+    with pytest.raises(UserError, match=r"model\.safetensors: is a pipe or a device where a file is needed"):
+        find_weights(tmp_path)
+    path.unlink()
+    path.symlink_to("../blobs/1")
+    with pytest.raises(UserError, match=r"is a link that points nowhere \(\.\./blobs/1 is not there\); copy the file"):
+        find_weights(tmp_path)
+    save(tmp_path / "pytorch_model.bin", TENSORS)  # is as good
+    assert find_weights(tmp_path).path.name == "pytorch_model.bin"
+
+
 @FORMATS
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_both_formats_of_pytorch(tmp_path: Path, zipped: bool, wrapped: bool) -> None:

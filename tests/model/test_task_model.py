@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from bertsmith import progress
 from bertsmith.errors import UserError
+from bertsmith.inference.loaded import load
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.dropout import DropoutMasks
 from bertsmith.model.task_model import ARCHITECTURES, BertForTask
@@ -283,10 +284,14 @@ def test_folders_that_cannot_predict(transformers: Any, tmp_path: Path) -> None:
     save_model(tmp_path / "pretrained", BertForPreTraining(CONFIG).initialize(0), "mlm+nsp")
     theirs = transformers.BertForSequenceClassification(transformers.BertConfig(**CONFIG.to_dict()))
     theirs.save_pretrained(tmp_path / "theirs")
-    for name in ("pretrained", "theirs"):  # whose classifier is as random as it was made
+    for name, told in (
+        ("pretrained", "was not fine-tuned for a task, so that it has no trained output layer"),
+        ("theirs", "is a BertForSequenceClassification that was not fine-tuned for a task by bertsmith.* transformers"),
+    ):
         tokenizer.save(tmp_path / name)
-        with pytest.raises(UserError, match=r"was not fine-tuned for a task.*run `bertsmith finetune TASK --model"):
+        with pytest.raises(UserError, match=rf"{name}: {told}.*run `bertsmith finetune TASK --model") as error:
             load_task_model(tmp_path / name)
+        assert load(tmp_path / name, "cpu", "fp32").why_not["task"] == str(error.value)
     task, model = make("sequence", tmp_path)
     save_task_model(tmp_path / "m", model, task)
     # the encoder of another folder under this config: the output layer was never trained

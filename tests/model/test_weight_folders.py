@@ -441,6 +441,12 @@ def weights_have(**changes: Tensor) -> Callable[[Path, BertForPreTraining], None
     return lambda folder, model: replace_weights(folder, to_hugging_face(model) | named)
 
 
+def point_nowhere(path: Path) -> None:
+    """As a copy of Hugging Face's cache does that was made without its blobs."""
+    path.unlink()
+    path.symlink_to("../../blobs/abc")
+
+
 BAD = {
     "code": (put_pickle, "could be code and was not run"),
     "bare code": (put_bare_pickle, "could be code and was not run"),
@@ -469,6 +475,32 @@ BAD = {
     "huge segments": (config_has(type_vocab_size=10**15), "damaged or of another model"),
     "scalar": (weights_have(bert__pooler__dense__bias=torch.tensor(1.0)), r"has shape \[\], the configuration asks"),
     "whole numbers": (weights_have(bert__pooler__dense__bias=torch.ones(16, dtype=torch.int8)), "is of type int8"),
+    "float8": (
+        weights_have(bert__pooler__dense__bias=torch.ones(16).to(torch.float8_e4m3fn)),
+        "bert.pooler.dense.bias is of type float8_e4m3fn; use the checkpoint before quantization",
+    ),
+    "quantized": (
+        config_has(quantization_config={"quant_method": "fp8"}),
+        r"quantization_config \(quant_method 'fp8'\): its weights are quantized; .* or dequantize it first",
+    ),
+    "scales": (
+        weights_have(bert__encoder__layer__0__output__dense__weight_scale_inv=torch.ones(1, 1)),
+        "1 tensors of the encoder are of parts that BERT does not have .* first is bert.encoder.layer.0.output.dense",
+    ),
+    "adapter": (
+        weights_have(encoder__layer__1__output__adapters__x__weight=torch.ones(4, 16)),
+        "the first is encoder.layer.1.output.adapters.x.weight; merge them",
+    ),
+    "relative positions": (
+        weights_have(bert__encoder__layer__0__attention__self__distance_embedding__weight=torch.ones(47, 8)),
+        "the first is bert.encoder.layer.0.attention.self.distance_embedding.weight",
+    ),
+    "embeddings": (weights_have(bert__embeddings__factor__weight=torch.ones(16)), "bert.embeddings.factor.weight"),
+    "weights that point nowhere": (
+        lambda f, m: point_nowhere(f / "model.safetensors"),
+        r"model.safetensors: is a link that points nowhere \(../../blobs/abc is not there\); copy the file",
+    ),
+    "config that points nowhere": (lambda f, m: point_nowhere(f / "config.json"), "config.json: is a link that points"),
     "two names": (
         weights_have(pooler__dense__bias=torch.ones(16)),
         "bert.pooler.dense.bias and pooler.dense.bias are two names of one tensor",
@@ -484,6 +516,51 @@ def test_bad_folders_are_refused_in_one_sentence(name: str, folder: Path, model:
         load_model(folder)
     assert "\n" not in str(error.value)
     assert not (folder / "ran").exists()
+
+
+def test_no_quantization_and_buffers_of_any_age_do_no_harm(folder: Path, model: BertForPreTraining) -> None:
+    change_config(folder, quantization_config=None)
+    ids = torch.zeros(1, 24, dtype=torch.int64)
+    buffers = {f"bert.embeddings.{name}": ids.clone() for name in ("position_ids", "token_type_ids")}
+    replace_weights(folder, to_hugging_face(model) | buffers)
+    assert not load_model(folder)[1].unused
+
+
+def test_where_a_model_lies_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = folder.parent
+    monkeypatch.chdir(here)
+    (here / "sentences").mkdir()
+    (folder).rename(here / "sentences" / "0_Transformer")
+    (here / "corpus").mkdir()
+    (here / "corpus" / "corpus.json").touch()
+    (here / "adapter").mkdir()
+    (here / "adapter" / "adapter_config.json").touch()
+    (here / "vocab").mkdir()
+    (here / "vocab" / "vocab.txt").touch()
+    (here / "demo" / "run" / "model").mkdir(parents=True)
+    (here / "demo" / "run" / "model" / "config.json").touch()
+    (here / "hub" / "snapshots" / "8f7e").mkdir(parents=True)
+    (here / "hub" / "snapshots" / "8f7e" / "config.json").touch()
+    (here / "loop").symlink_to("gone")
+    for name, message in {
+        "sentences": f"no config.json here; did you mean {here}/sentences/0_Transformer?",
+        "demo": f"no config.json here; did you mean {here}/demo/run/model?",
+        "hub": f"no config.json here; did you mean {here}/hub/snapshots/8f7e?",
+        "corpus": "no config.json here, for this is a corpus (it holds corpus.json); name a model folder",
+        "adapter": "no config.json here, only an adapter (adapter_config.json); merge it into its model",
+        "vocab": "no config.json here, only a tokenizer; name a model folder",
+        "loop": "is a link that points nowhere",
+        "gone": "no such folder; name a model folder",
+        "sentences/0_Transformer/model.safetensors": f"is a file; name the model folder that it lies in, as in {here}",
+        "x" * 5000: "cannot be opened (File name too long); name a model folder",
+    }.items():
+        with pytest.raises(UserError) as error:
+            load_model(here / name)
+        assert message in str(error.value)
+        assert len(str(error.value)) < 500
+    for name in ("all-MiniLM-L6-v2", "google-bert/bert-base-uncased"):
+        with pytest.raises(UserError, match=f"{name}: no such folder; only folders on this machine are opened: downl"):
+            load_model(name)
 
 
 def test_nothing_is_taken_for_sizes_that_the_files_cannot_fill(folder: Path) -> None:

@@ -368,6 +368,140 @@ def test_added_tokens_of_old_folders(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
+OLD_WORDS = [
+    "[unused5]",
+    "hello",
+    "world",
+    "[",
+    "]",
+    "a",
+    "b",
+    "e1",
+    "##1",
+    "unused",
+    "##5",
+    "<",
+    ">",
+    "/",
+    "foo",
+    "dog",
+]
+FIRST = 5 + len(OLD_WORDS)  # the id of the first new token
+
+
+def flags(content: str, special: bool, normalized: bool, **more: bool) -> dict[str, Any]:
+    others = {"lstrip": False, "rstrip": False, "single_word": False}
+    return others | {"content": content, "special": special, "normalized": normalized} | more
+
+
+def decoder(*entries: dict[str, Any]) -> dict[str, Any]:
+    """tokenizer_config.json with such tokens beside BERT's five; new ones get the ids after the vocabulary."""
+    listed = {str(number): flags(token, True, False) for number, token in enumerate(SPECIAL_TOKENS)}
+    new = iter(range(FIRST, 100))
+    for entry in entries:
+        listed[str(5 if entry["content"] == "[unused5]" else next(new))] = entry
+    return {"added_tokens_decoder": listed}
+
+
+def write_old_folder(folder: Path, files: dict[str, Any]) -> Path:
+    write_vocabulary(folder / "vocab.txt", [*SPECIAL_TOKENS, *OLD_WORDS])
+    for name, content in files.items():
+        write_json(folder / f"{name}.json", content)
+    return folder
+
+
+E1, E2 = "[E1]", "<e1>"
+ADDITIONAL = {"additional_special_tokens": ["[unused5]", E1]}
+OLD_FOLDERS: dict[str, dict[str, Any]] = {
+    "in the vocabulary": {"tokenizer_config": decoder(flags("[unused5]", False, True))},
+    "in the vocabulary, special": {"tokenizer_config": decoder(flags("[unused5]", True, False))},
+    "new": {"tokenizer_config": decoder(flags(E2, False, False), flags("</e1>", False, False))},
+    "new, single word": {"tokenizer_config": decoder(flags("cat", False, True, single_word=True))},
+    "flags beside ids": {"tokenizer_config": decoder(flags(E1, True, False)), "added_tokens": {E1: FIRST}},
+    "decoder and more": {"tokenizer_config": decoder(flags(E2, False, False)) | {"additional_special_tokens": [E1]}},
+    "decoder before map": {"tokenizer_config": decoder(flags(E2, False, False)), "special_tokens_map": ADDITIONAL},
+    "ids alone": {"added_tokens": {E2: FIRST, "[unused5]": 5, "Hello World": FIRST + 1}},
+    "map alone": {"special_tokens_map": ADDITIONAL},
+    "list in the configuration": {"tokenizer_config": ADDITIONAL},
+    "as transformers 5 names it": {"tokenizer_config": {"extra_special_tokens": {"entity": E1}}},
+    "ids, list": {"tokenizer_config": {"additional_special_tokens": [E1]}, "added_tokens": {E2: FIRST, E1: FIRST + 1}},
+    "role": {"tokenizer_config": {"bos_token": E1}, "special_tokens_map": {"eos_token": "[unused5]"}},
+}
+
+
+@pytest.mark.parametrize("name", OLD_FOLDERS)
+def test_added_tokens_without_tokenizer_json_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = write_old_folder(tmp_path, OLD_FOLDERS[name])
+    theirs, ours = transformers.BertTokenizer.from_pretrained(folder), load_tokenizer(folder)
+    texts = [
+        "Hello [unused5] World",
+        "[E1] a [e1] b",
+        "a<e1>foo</e1>",
+        "<E1>",
+        "foo[Unused5]b [SEP]",
+        "cats Cat hello  world",
+    ]
+    assert ours.vocab_size == len(theirs)
+    assert ours.encode_ids(texts, allow_special=True) == [theirs.encode(t, add_special_tokens=False) for t in texts]
+    special = {token.content for token in theirs.added_tokens_decoder.values() if token.special}
+    assert {ours.id_to_token(index) for index in ours.special_ids} == special
+    assert not set(ours.special_ids).intersection(*ours.encode_ids(texts[:1]))  # what is typed is plain text
+    ours.save(tmp_path / "again")
+    assert load_tokenizer(tmp_path / "again").fingerprint == ours.fingerprint
+
+
+def test_what_transformers_4_wrote_is_read_as_it_was_meant(tmp_path: Path) -> None:
+    """transformers 5 refuses flags in the list, and takes tokens for plain ones where added_tokens.json has them."""
+    listed = {"additional_special_tokens": [flags(E1, False, False), E2]}
+    for files in (
+        {"special_tokens_map": listed, "added_tokens": {E1: FIRST, E2: FIRST + 1}},
+        {"tokenizer_config": listed},
+    ):
+        tokenizer = load_tokenizer(write_old_folder(tmp_path / str(len(files)), files))
+        assert tokenizer.special_ids[5:] == (FIRST, FIRST + 1)
+        assert tokenizer.encode_ids(["[E1] [e1] <e1>"], allow_special=True) == [[FIRST, 8, 12, 9, FIRST + 1]]
+        assert not {FIRST, FIRST + 1}.intersection(*tokenizer.encode_ids(["[E1] <e1>"]))
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            {"tokenizer_config": decoder(), "added_tokens": {E1: FIRST}},
+            f"added_tokens.json: '[E1]', id {FIRST}, is not so in added_tokens_decoder of tokenizer_config.json",
+        ),
+        ({"added_tokens": {"hello": 9}}, "added_tokens.json: added_tokens: 'hello' has id 9, 6 is expected"),
+        (
+            {"tokenizer_config": {"added_tokens_decoder": {"40": flags(E1, True, False)}}},
+            f"tokenizer_config.json: added_tokens_decoder: '[E1]' has id 40, {FIRST} is expected",
+        ),
+        (
+            {"tokenizer_config": {"added_tokens_decoder": {"x": {}}}},
+            "an object of added tokens by their ids is expected",
+        ),
+        ({"tokenizer_config": {"added_tokens_decoder": [E1]}}, "an object of added tokens by their ids is expected"),
+        (
+            {"special_tokens_map": {"mask_token": "<mask>"}},
+            "special_tokens_map.json: mask_token is '<mask>'; only [MASK]",
+        ),
+        ({"special_tokens_map": {"eos_token": 7}}, "special_tokens_map.json: eos_token: 7 is no token"),
+        (
+            {"tokenizer_config": {"additional_special_tokens": "x"}},
+            "additional_special_tokens: a list of tokens is expected",
+        ),
+    ],
+)
+def test_files_that_contradict_each_other(files: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        load_tokenizer(write_old_folder(tmp_path, files))
+
+
+def test_a_path_that_cannot_be_one(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"x: cannot be opened \(File name too long\)"):
+        load_tokenizer(tmp_path / ("x" * 5000))
+
+
 def test_a_tokenizer_of_another_kind(tmp_path: Path) -> None:
     Tokenizer(models.BPE({"a": 0}, [])).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(UserError, match="holds a BPE tokenizer"):

@@ -43,7 +43,7 @@ from bertsmith.model.weights import OBJECTIVE_KEY, LoadReport, find_model, load_
 from bertsmith.options import did_you_mean
 from bertsmith.progress import say
 from bertsmith.tasks.examples import EncodingReport, Example
-from bertsmith.tasks.model_folder import load_task_model, open_tokenizer, say_random_positions
+from bertsmith.tasks.model_folder import load_task_model, open_tokenizer, say_random_positions, why_no_task
 from bertsmith.tasks.running_text import make_running
 from bertsmith.tasks.spec import TASK_KEY
 from bertsmith.tasks.task import Row, Task
@@ -193,10 +193,7 @@ def _missing_parts(
         if isinstance(model.bert.pooler, torch.nn.Identity):
             missing["pooler"] = f"{path}: was fine-tuned for {task.spec.name} and has no pooler; use pool mean or cls"
         return missing
-    missing = {
-        "task": f"{path}: was not fine-tuned for a task, so that it has no trained output layer to predict with; run "
-        f"`bertsmith finetune TASK --model {path}` first"
-    }
+    missing = {"task": why_no_task(path, values)}
     if absent := report.missing_from("mlm"):
         missing["mlm"] = f"{path}: has no masked-LM head ({absent[0]} is missing); use a pre-trained model"
     objective = str(values.get(OBJECTIVE_KEY, ""))

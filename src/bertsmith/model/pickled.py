@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bertsmith.errors import UserError
+from bertsmith.model.places import why_no_file
 
 SAFETENSORS, PYTORCH_BIN = "model.safetensors", "pytorch_model.bin"
 # what other weights are called, for the message when there are none that are read
@@ -56,6 +57,10 @@ def find_weights(folder: Path | str) -> WeightFiles:
             f"{folder}: is an exported model, which only bertsmith.inference.export.load_exported opens; name the "
             "folder it was exported from"
         )
+    for name in (SAFETENSORS, PYTORCH_BIN):
+        for path in (folder / name, folder / f"{name}.index.json"):
+            if reason := why_no_file(path):
+                raise UserError(f"{path}: {reason}")
     found = sorted(path.name for pattern in _OTHER_WEIGHTS for path in folder.glob(pattern))
     advice = "convert TensorFlow's checkpoint first" if any(n.endswith(".index") for n in found) else "save it as such"
     raise UserError(

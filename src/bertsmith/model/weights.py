@@ -6,7 +6,6 @@ against the configuration, and what was used, unused and missing is reported. Ti
 
 import json
 import re
-import reprlib
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from bertsmith.model.names import (
     modern_name,
 )
 from bertsmith.model.pickled import TensorSource, find_weights
+from bertsmith.model.places import as_path, why_no_file, why_no_model
 from bertsmith.model.task_model import BertForTask
 from bertsmith.progress import say
 from bertsmith.storage import atomic_file, write_text
@@ -39,9 +39,11 @@ GOOGLE_CONFIG = "bert_config.json"  # also what the first PyTorch folders called
 RUN_SETTINGS = "config.toml"  # what tells a run folder
 OBJECTIVE_KEY = "bertsmith_objective"
 
-# in other people's files, rightly absent from ours: fixed numbers, and second copies of tied tensors
 _LAYER = re.compile(r"(?:^|[./])encoder[./]layer[._](\d+)[./]")
-_IGNORED = ("position_ids", DECODER, DECODER_BIAS)
+# in other people's files, rightly absent from ours: fixed numbers, and second copies of tied tensors
+_IGNORED = ("position_ids", "embeddings.token_type_ids", DECODER, DECODER_BIAS)
+# other floating types (float8) are those of quantized files, whose numbers mean nothing without the scales beside them
+_PLAIN_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # Word tables are padded to a multiple of 8 to 1,024 for the chip's sake; more rows are another vocabulary's.
 _PADDING_UNIT, _MOST_PADDING = 128, 1024
 # parameters: an encoder that is made before its weights turn out not to fit; what a layer counts for at least
@@ -148,8 +150,9 @@ def load_weights(model: nn.Module, source: Source, skip: tuple[str, ...] = (), t
                     f"{rows - piece.shape[0]} are padding and were left out"
                 )
             tensor = source.get(names[their_name])
-            if not tensor.is_floating_point():
-                _refuse(source, names[their_name], f"is of type {str(tensor.dtype).removeprefix('torch.')}; save fp32")
+            if tensor.dtype not in _PLAIN_TYPES:
+                advice = "use the checkpoint before quantization" if tensor.is_floating_point() else "save fp32"
+                _refuse(source, names[their_name], f"is of type {str(tensor.dtype).removeprefix('torch.')}; {advice}")
             piece.copy_(tensor[: piece.shape[0]])
             report.used.append(their_name)
             taken.add(names[their_name])
@@ -198,7 +201,9 @@ def draw_missing(model: BertForPreTraining | BertForTask, report: LoadReport, se
 
 
 def require_encoder(report: LoadReport, place: Path) -> None:
-    """Raise UserError when encoder weights are missing, or when there are layers that config.json does not know of."""
+    """Raise UserError unless the encoder is whole and ours: when weights are missing, when there are layers that
+    config.json does not know of, or parts (adapters, scales) that are not computed here, so that it is another model.
+    """
     if absent := report.missing_from("encoder"):
         raise UserError(f"{place}: {len(absent)} encoder tensors are missing, the first is {absent[0]}")
     known = set(_layers([*report.used, *report.missing]).values())
@@ -206,22 +211,18 @@ def require_encoder(report: LoadReport, place: Path) -> None:
         raise UserError(
             f"{place}: {above[0]} is of a layer past num_hidden_layers in {CONFIG}; the two do not belong together"
         )
+    if foreign := [name for name in report.unused if is_part(modern_name(name.replace("/", ".")), "encoder")]:
+        raise UserError(
+            f"{place}: {len(foreign)} tensors of the encoder are of parts that BERT does not have (adapters, scales of "
+            f"quantization), the first is {foreign[0]}; merge them into the weights where they come from, or use the "
+            "model without them"
+        )
 
 
 def _layers(names: Iterable[str]) -> dict[str, int]:
     """The number of the layer that a tensor is of, by its name, for those of layers."""
     found = {name: _LAYER.search(name) for name in names}
     return {name: int(match[1]) for name, match in found.items() if match}
-
-
-def as_path(folder: str | Path) -> Path:
-    """The folder as a Path. Raises UserError for what names none: a number, bytes, None, a model."""
-    try:
-        return Path(folder)
-    except TypeError:
-        raise UserError(
-            f"folder: {reprlib.repr(folder)} is not a path; name the model folder by a text or a Path"
-        ) from None
 
 
 def find_model(folder: str | Path) -> Path:
@@ -253,6 +254,11 @@ def read_config(folder: Path) -> tuple[BertConfig, dict[str, Any]]:
         raise UserError(f"{path}: architectures names {kinds[0]!r}; only BERT can be opened")
     if values.get("is_decoder") is True:
         raise UserError(f"{path}: is_decoder is true: each token sees those before it only; BERT's see all")
+    if isinstance(quantization := values.get("quantization_config"), dict):
+        raise UserError(
+            f"{path}: quantization_config (quant_method {quantization.get('quant_method')!r}): its weights are "
+            "quantized; use the checkpoint that it was made from, or dequantize it first"
+        )
     weights = [file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin") and file.is_file()]
     if weights:
         check_size(config, path, sum(file.stat().st_size for file in weights))
@@ -261,8 +267,10 @@ def read_config(folder: Path) -> tuple[BertConfig, dict[str, Any]]:
 
 def read_config_file(path: Path) -> dict[str, Any]:
     """The JSON object in a configuration file. Raises UserError when there is none."""
+    if reason := why_no_file(path):
+        raise UserError(f"{path}: {reason}")
     if not path.is_file():
-        raise UserError(f"{path.parent}: no {path.name} here; name a model folder")
+        raise UserError(f"{path.parent}: {why_no_model(path.parent, path.name)}")
     try:
         values = json.loads(path.read_text(encoding="utf-8-sig"), parse_constant=_no_number)
     except (

@@ -6,6 +6,7 @@ without a trained output layer is refused where a prediction is wanted.
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -38,11 +39,23 @@ def read_spec(folder: str | Path) -> TaskSpec:
     path = find_model(folder)
     _, values = read_config(path)
     if TASK_KEY not in values:
-        raise UserError(
-            f"{path}: was not fine-tuned for a task, so that it has no trained output layer to predict with; run "
-            f"`bertsmith finetune TASK --model {folder}` first"
-        )
+        raise UserError(why_no_task(path, values))
     return TaskSpec.from_dict(values[TASK_KEY], str(path / CONFIG))
+
+
+def why_no_task(path: Path, values: dict[str, Any]) -> str:
+    """What is to be said where a folder without TASK_KEY in its config.json, `values`, is to predict."""
+    kinds = values.get("architectures")
+    if isinstance(kinds, list) and kinds and kinds[0] in ARCHITECTURES.values():
+        return (
+            f"{path}: is a {kinds[0]} that was not fine-tuned for a task by bertsmith, so that nothing says what its "
+            f"rows look like; predict with transformers, or run `bertsmith finetune TASK --model {path}` for an output "
+            "layer of the task on its encoder"
+        )
+    return (
+        f"{path}: was not fine-tuned for a task, so that it has no trained output layer to predict with; run "
+        f"`bertsmith finetune TASK --model {path}` first"
+    )
 
 
 def load_task_model(folder: str | Path, **columns: str | None) -> tuple[Task, BertForTask]:

@@ -14,19 +14,25 @@ from tokenizers import AddedToken
 
 from bertsmith.errors import UserError
 from bertsmith.storage import write_text
+from bertsmith.text.added_tokens import (
+    ADDED,
+    CONFIG,
+    SPECIAL_MAP,
+    SPECIAL_TOKENS,
+    gather_added_tokens,
+    new_contents,
+    parse_added_tokens,
+)
 from bertsmith.text.words import Normalization
-
-SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 _MOST_TOKENS = 4_000_000
 _LARGEST_FILE = 512_000_000  # bytes
 _LONGEST_TOKEN = 1_000  # characters
 _TELLING_SHARE = 0.005  # of the tokens: so many with capitals (accents) mean a cased (accents kept) vocabulary
 
-FILE_NAMES = ("vocab.txt", "tokenizer.json", "tokenizer_config.json", "added_tokens.json")
-"""What a tokenizer folder holds, the last only where it came from an old release of transformers."""
+FILE_NAMES = ("vocab.txt", "tokenizer.json", CONFIG, ADDED, SPECIAL_MAP)
+"""What a tokenizer folder holds, the last two only where it came from an old release of transformers."""
 _FILE_NAMES = FILE_NAMES[:3]
-_ADDED_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _CONFIG_KEYS = {
     "lowercase": "do_lower_case",
     "strip_accents": "strip_accents",
@@ -50,16 +56,19 @@ def read_tokenizer(path: Path, lowercase: bool | None, strip_accents: bool | Non
     tokens: list[str] | None = None
     added: list[AddedToken] = []
     said: list[tuple[Path, dict[str, Any]]] = []  # what each file says about the normalization
+    config = _read_json(config_file) if config_file else {}
     if json_file:
         tokens, added, settings = read_tokenizer_json(json_file)
         said.append((json_file, settings))
     if vocab_file:
         from_lines = read_vocabulary(vocab_file)
-        if tokens is not None and from_lines not in (tokens, [*tokens, *_new_contents(added, tokens)]):
+        if tokens is not None and from_lines not in (tokens, [*tokens, *new_contents(added, tokens)]):
             raise UserError(f"{path}: vocab.txt and tokenizer.json hold different vocabularies; remove the wrong one")
         if tokens is None:
             tokens = from_lines
-            added = _read_added_tokens(vocab_file.parent / "added_tokens.json", tokens)
+            files = [vocab_file.parent / name for name in (ADDED, SPECIAL_MAP)]
+            ids, special_map = (_read_json(file) if file.is_file() else {} for file in files)
+            added = gather_added_tokens(vocab_file.parent, config, ids, special_map, tokens)
     assert tokens is not None
     missing = sorted(set(SPECIAL_TOKENS).difference(tokens), key=SPECIAL_TOKENS.index)
     if missing:
@@ -69,14 +78,18 @@ def read_tokenizer(path: Path, lowercase: bool | None, strip_accents: bool | Non
         )
     max_length = 512
     if config_file:
-        settings, max_length = _read_config(config_file)
+        settings, max_length = _read_config(config_file, config)
         said.append((config_file, settings))
     return TokenizerContent(tokens, _combine(path, said, tokens, lowercase, strip_accents), max_length, added)
 
 
 def _find_files(path: Path) -> tuple[Path | None, Path | None, Path | None]:
     """vocab.txt, tokenizer.json and tokenizer_config.json of `path`; None for what is not there."""
-    if path.is_file() and path.name in _FILE_NAMES:
+    try:
+        is_file = path.is_file()
+    except OSError as error:  # the name is too long, a folder above may not be entered
+        raise UserError(f"{path}: cannot be opened ({error.strerror}); give a folder with vocab.txt") from error
+    if is_file and path.name in _FILE_NAMES:
         path = path.parent  # its neighbours say how it is to be used
     if path.is_file():
         return (None, path, None) if path.suffix == ".json" else (path, None, None)
@@ -157,7 +170,7 @@ def read_tokenizer_json(path: Path) -> tuple[list[str], list[AddedToken], dict[s
         "max_word_characters": limit,
     }
     tokens = _order_by_id(path, _part(path, model, "vocab"))
-    return tokens, _parse_added_tokens(path, content.get("added_tokens") or [], tokens), settings
+    return tokens, parse_added_tokens(f"{path}: added_tokens", content.get("added_tokens") or [], tokens), settings
 
 
 def _order_by_id(path: Path, vocabulary: dict[str, Any]) -> list[str]:
@@ -175,51 +188,8 @@ def _order_by_id(path: Path, vocabulary: dict[str, Any]) -> list[str]:
     return [token for token in tokens if token is not None]
 
 
-def _parse_added_tokens(path: Path, entries: Any, tokens: list[str]) -> list[AddedToken]:
-    if not isinstance(entries, list):
-        raise UserError(f"{path}: added_tokens: a list is expected")
-    known = {token: index for index, token in enumerate(tokens)}
-    added = []
-    for entry in entries:
-        try:
-            flags = {key: bool(entry.get(key, False)) for key in _ADDED_FLAGS}
-            token = AddedToken(str(entry["content"]), **flags)
-            index = entry["id"]
-        except (KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path}: added_tokens: {entry!r} is not an added token") from error
-        # A fresh list of new tokens continues the vocabulary's ids; anything else would leave holes in the embedding.
-        expected = known.setdefault(token.content, len(known))
-        if index != expected or not token.content:
-            raise UserError(f"{path}: added_tokens: {token.content!r} has id {index!r}, {expected} is expected")
-        added.append(token)
-    return added
-
-
-def _new_contents(added: list[AddedToken], tokens: list[str]) -> list[str]:
-    known = set(tokens)
-    return [token.content for token in added if token.content not in known]
-
-
-def _read_added_tokens(path: Path, tokens: list[str]) -> list[AddedToken]:
-    """added_tokens.json of older folders: {token: id}, plain tokens that continue vocab.txt."""
-    if not path.is_file():
-        return []
-    content = _read_json(path)
-    known = set(tokens)
-    try:
-        entries = [
-            {"content": token, "id": index, "normalized": token not in SPECIAL_TOKENS}
-            for token, index in sorted(content.items(), key=lambda item: item[1])
-            if token not in known
-        ]
-    except TypeError as error:
-        raise UserError(f"{path}: every value must be a token id") from error
-    return _parse_added_tokens(path, entries, tokens)
-
-
-def _read_config(path: Path) -> tuple[dict[str, Any], int]:
+def _read_config(path: Path, config: dict[str, Any]) -> tuple[dict[str, Any], int]:
     """Normalization settings that a tokenizer_config.json states, and the longest input in tokens."""
-    config = _read_json(path)
     kind = config.get("tokenizer_class") or ""
     if "Japanese" in str(kind) or config.get("do_basic_tokenize", True) is False:
         raise UserError(
