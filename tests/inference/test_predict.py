@@ -72,11 +72,12 @@ def test_empty_texts_are_counted_and_said(tuned: Tuned, tmp_path: Path, capfd: p
     for kind, source, rows, empty, first in (("classify", lines, 4, 2, 2), ("pairs", pairs, 2, 1, 3)):
         summary = predict_file(tuned(kind), str(source), tmp_path / "out.jsonl", "cpu", "fp32")
         assert (summary["rows"], len(rows_of(tmp_path / "out.jsonl")), summary["empty_texts"]) == (rows, rows, empty)
-        warning = f"warning: {source.name}: empty_texts {empty}; see {source}:{first} (empty_texts)"
+        so = "have an empty text: what is predicted for them comes from no words"
+        warning = f"warning: {source.name}: {empty} of {rows} examples {so} (first {source}:{first})"
         assert capfd.readouterr().err.count(warning) == 1
     lines.write_text("a good film\n", encoding="utf-8")
     assert predict_file(tuned("classify"), str(lines), tmp_path / "out.jsonl", "cpu", "fp32")["empty_texts"] == 0
-    assert "empty_texts" not in capfd.readouterr().err
+    assert "empty text" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("label", ["-1", "?", "", "some other class", "1;2"])

@@ -469,12 +469,12 @@ def test_what_reading_mends_is_counted(
             "squad1",
             squad,
             {"answers_moved": 1, "answers_not_in_context": 1, "rows_not_learnt": 1, "answers_misplaced": 1},
-            "warning: train: answers_moved 1, answers_not_in_context 1, rows_not_learnt 1; see ",
+            "warning: train: answers moved: 1 (first ",
         ),
-        ("ner", words, {"tags_ill_formed": 2, "docstart_line": 1}, f"train: tags_ill_formed 2; see {words}:3 (tags_"),
-        ("classify", table, {"invalid_bytes": 1}, f"warning: train: invalid_bytes 1; see {table}:3"),
-        ("choice", rows, {"invalid_bytes": 1}, "warning: train: invalid_bytes 1; see "),
-        ("mnli", None, {"no_gold_label": 1}, f"warning: train: no_gold_label 1; see {mnli}:2 (no_gold_label)"),
+        ("ner", words, {"tags_ill_formed": 2, "docstart_line": 1}, f"train: tags ill formed: 2 (first {words}:3)"),
+        ("classify", table, {"invalid_bytes": 1}, f"warning: train: 1 bytes are not utf-8, first at {table}:3"),
+        ("choice", rows, {"invalid_bytes": 1}, "warning: train: 1 bytes are not utf-8, first at "),
+        ("mnli", None, {"no_gold_label": 1}, f"warning: train: no gold label: 1 (first {mnli}:2)"),
     ):
         files = {"data": glue} if path is None else {}
         report = open_data(tokenizer, task, path, path, squad__stride=8, **files).report

@@ -20,7 +20,7 @@ from bertsmith.model.weights import CONFIG, find_model, read_config
 from bertsmith.progress import Progress, say, silenced
 from bertsmith.storage import check_out
 from bertsmith.tasks.conll import read_conll
-from bertsmith.tasks.examples import EncodingReport, say_unknown
+from bertsmith.tasks.examples import EncodingReport, replaced_bytes, say_unknown
 from bertsmith.tasks.spec import TASK_KEY, TaskSpec
 from bertsmith.tasks.table import Table, read_list
 from bertsmith.text.documents import ReadOptions, ReadReport
@@ -116,7 +116,7 @@ def read_text_rows(path: str, text_column: str = "text", encoding: str = "utf-8"
     for line, text in read_rows(path, ReadOptions(text_column=text_column, encoding=encoding), report):
         yield f"{path}:{line}", text
     if report.invalid_bytes:
-        say(f"warning: {report.invalid_bytes:,} bytes are not {encoding}, first at {report.invalid_places[0]}")
+        say(f"warning: {replaced_bytes(report.invalid_bytes, encoding, report.invalid_places[0])}")
 
 
 def is_word_file(path: str) -> bool:

@@ -293,6 +293,7 @@ def read_pairs(path: str, good: str | None, bad: str | None, encoding: str) -> I
         default = next((pair for pair in PAIR_COLUMNS if set(pair) <= set(table.columns)), PAIR_COLUMNS[0])
         columns = [good or default[0], bad or default[1]]
         if missing := [name for name in columns if name not in table.columns]:
+            table.check_separator(missing)
             raise UserError(
                 f"{path}: no column {' and no '.join(map(repr, missing))}; there are "
                 f"{join_names(map(shorten, table.columns)) or 'none'}; name yours with --good-column and "

@@ -189,6 +189,7 @@ def find_choice_columns(table: Table) -> list[str]:
         columns = list(takewhile(table.columns.__contains__, (f"{name}{n}" for n in range(len(table.columns)))))
         if len(columns) > 1:
             return columns
+    table.check_separator(["choices", "choice0", "ending0"])
     raise UserError(
         f"{table.path}:1: no choices: a column 'choices' that holds lists, or columns 'choice0', 'choice1' and so on "
         f"are needed; there are {join_names(map(shorten, table.columns)) or 'none'}"

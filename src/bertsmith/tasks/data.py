@@ -17,7 +17,14 @@ from bertsmith.corpus.random_bits import derive_key, permutation
 from bertsmith.errors import UserError
 from bertsmith.model.config import BertConfig
 from bertsmith.progress import Progress, say
-from bertsmith.tasks.examples import EncodedSequence, EncodingReport, class_name, label_names, say_unknown
+from bertsmith.tasks.examples import (
+    EncodedSequence,
+    EncodingReport,
+    class_name,
+    label_names,
+    replaced_bytes,
+    say_unknown,
+)
 from bertsmith.tasks.files import TaskFiles, find_files
 from bertsmith.tasks.held_out import hold_out, warn_of_absent_labels
 from bertsmith.tasks.ner import is_word_table
@@ -33,6 +40,8 @@ from bertsmith.text.tokenizer import BertTokenizer
 _CHUNK = 1024
 # notes that need no warning: lines that are meant to be no words
 _NO_LOSS = ("docstart_line", "comment")
+# what other notes mean, for a warning: `N of the file's examples ...`
+_SENTENCES = SENTENCES | {"empty_texts": "have an empty text: what is predicted for them comes from no words"}
 
 
 @dataclass
@@ -312,11 +321,14 @@ def warn_of_losses(part: str, counted: dict[str, Any], task: Task, remedy: str =
             f"cut ({counted['truncated_tokens']:,} tokens){remedy}"
         )
     places = {what: place for what, place in counted.get("first_places", {}).items() if what not in _NO_LOSS}
-    for what, sentence in SENTENCES.items():
+    if place := places.pop("invalid_bytes", None):
+        say(f"warning: {part}: {replaced_bytes(counted['invalid_bytes'], task.spec.encoding, place)}")
+    for what, sentence in _SENTENCES.items():
         if place := places.pop(what, None):
             say(f"warning: {part}: {counted[what]:,} of {rows:,} examples {sentence} (first {place})")
     if places:
-        first = next(iter(places))
-        shown = ", ".join(f"{what} {counted[what]:,}" for what in places)
-        say(f"warning: {part}: {shown}; see {places[first]} ({first})")
+        shown = "; ".join(
+            f"{what.replace('_', ' ')}: {counted[what]:,} (first {place})" for what, place in places.items()
+        )
+        say(f"warning: {part}: {shown}")
     say_unknown(counted["unknown_rate"], part)

@@ -164,6 +164,14 @@ class EncodingReport:
         }
 
 
+def replaced_bytes(count: int, encoding: str, place: str) -> str:
+    """For a warning: what bytes that a file's encoding does not allow became, and what to do."""
+    return (
+        f"{count:,} bytes are not {encoding}, first at {place}, and became \ufffd; where the file is in another "
+        "encoding, name it with --encoding, such as latin-1"
+    )
+
+
 def say_unknown(share: float, part: str = "") -> None:
     """Warn where `share` of the tokens of `part` are [UNK] and that is many."""
     if share > MANY_UNKNOWN:

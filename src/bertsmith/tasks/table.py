@@ -15,7 +15,7 @@ from typing import Any
 
 from bertsmith.errors import UserError, one_of
 from bertsmith.progress import say
-from bertsmith.tasks.examples import Label, TextExample
+from bertsmith.tasks.examples import Label, TextExample, replaced_bytes
 from bertsmith.text.documents import REPLACEMENT, SURROGATES, ReadOptions, ReadReport, join_names
 from bertsmith.text.readers import check_parquet, detect_kind
 from bertsmith.text.rows import ROW_FORMATS, EveryRow
@@ -49,7 +49,7 @@ class StrictReport(EveryRow):
             report.merge(self)
             return
         if self.invalid_bytes:
-            say(f"warning: {self.invalid_bytes:,} bytes are not {encoding}, first at {self.invalid_places[0]}")
+            say(f"warning: {replaced_bytes(self.invalid_bytes, encoding, self.invalid_places[0])}")
         for reason, count in self.skipped.items():
             first = next(place for place in self.skipped_places if place.endswith(f": {reason}"))
             say(f"warning: {count:,} × {first}")
@@ -137,12 +137,23 @@ class Table:
         listed = join_names(shorten(name) for name in there) or "none"
         what = "key" if self.kind == "jsonl" else "column"
         hint = "" if self.kind in ("jsonl", "parquet") else " in the first row, which must name the columns"
-        if len(there) == 1 and re.search("[,;\t]", there[0]):
-            hint += f" (it is one cell: .{self.kind} files are split at {'commas' if self.kind == 'csv' else 'tabs'})"
+        self.check_separator(missing)
         raise UserError(
             f"{self.path}:{line}: no {what}{'s' * (len(missing) > 1)} {join_names(missing)}{hint}; there are {listed}; "
             f"{self.advice}{near_names(missing, there)}"
         )
+
+    def check_separator(self, missing: Sequence[str]) -> None:
+        """UserError where columns are `missing` because another character stands between them than the name says."""
+        if self.kind not in ("csv", "tsv") or len(self.columns) != 1:
+            return
+        marks, right, other = (";\t|", "commas", "tsv") if self.kind == "csv" else (";,|", "tabs", "csv")
+        for mark in marks:
+            names = [name.strip() for name in self.columns[0].split(mark)]
+            # names looked for are sure; without a header a text stands there, and blanks follow its marks
+            if not set(missing).isdisjoint(names) or re.search(re.escape(mark) + r"(?=\S)", self.columns[0]):
+                split = f"{self.path}:1: looks separated by {mark!r}, and .{self.kind} files are split at {right}"
+                raise UserError(f"{split}: save it with {right}, or as .{other}")
 
     def rows(self, columns: Sequence[str], optional: Sequence[str] = ()) -> Iterator[TableRow]:
         """Every row with its cells of `columns`, which must be there, and of those of `optional` that are."""
