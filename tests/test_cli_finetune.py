@@ -75,7 +75,7 @@ def test_no_better_than_the_largest_class(model: Path, tmp_path: Path) -> None:
     files = {"classify": (data, other)}
     shown = finetune("classify", model, files, tmp_path / "run", "--epochs", 40, "--keep", "last")
     assert "always 'x': accuracy 0.6667" in shown.out
-    assert "no better than always answering 'x' (accuracy 0.6667); small models want a higher" in shown.err
+    assert "no better than always answering 'x' (accuracy 0.6667); raise --learning-rate (small" in shown.err
 
 
 def test_from_training_to_predictions(model: Path, files: Files, tmp_path: Path) -> None:

@@ -64,6 +64,8 @@ class TaskData:
     dev: dict[str, Split]
     report: dict[str, Any]
     """The data-loss report: counts by file."""
+    parts: dict[str, str]
+    """sha256 by what may differ from a run begun before: `train` and `dev`."""
     sha256: str
     """Of what is learnt from and scored on, wherever the files lie and however they are packed."""
 
@@ -189,7 +191,8 @@ def open_task_data(settings: FinetuneSettings, config: BertConfig, tokenizer: Be
         report[name] = {"path": path} | check_test(task, path, seen).as_dict()
     for part, counted in report.items():
         warn_of_losses(part, counted, task, "; --long window shows all of it" if task.head == "sequence" else "")
-    return TaskData(task, files, train.encoded, dev, report, fingerprint(task, train, *dev.values()))
+    parts = {"train": fingerprint(task, train), "dev": fingerprint(None, *dev.values())}
+    return TaskData(task, files, train.encoded, dev, report, parts, fingerprint(task, train, *dev.values()))
 
 
 def learn_task(task: Task, path: str, classes: list[str]) -> Task:
@@ -294,15 +297,19 @@ def check_segments(split: Split, config: BertConfig) -> None:
         )
 
 
-def fingerprint(task: Task, *splits: Split) -> str:
-    """sha256 of labels, sequences, targets and what predictions are held against."""
-    digest = hashlib.sha256(repr(task.spec.labels).encode())
+def fingerprint(task: Task | None, *splits: Split) -> str:
+    """sha256 of labels, sequences, targets and what predictions are held against.
+
+    Without a task, of no labels and targets: those of a dev file are numbers that the training file gives.
+    """
+    digest = hashlib.sha256(repr(task.spec.labels if task else ()).encode())
     for split in splits:
         digest.update(f"{len(split.encoded)} examples".encode())
         for sequences in split.encoded:
             for sequence in sequences:
                 digest.update(sequence.token_ids.data)
-                digest.update(sequence.targets.data)
+                if task:
+                    digest.update(sequence.targets.data)
         for example in split.examples:
             gold = [getattr(example, name, None) for name in ("label", "tags", "answers")]
             digest.update(repr(gold).encode("utf-8", "surrogatepass"))

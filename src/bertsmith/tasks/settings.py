@@ -97,7 +97,11 @@ class FinetuneSettings:
     epochs: float = field(default=3.0, metadata={"help": "passes over the training file", "flag": "--epochs"})
     batch_size: int = field(default=32, metadata={"help": "examples an optimizer step", "flag": "--batch-size"})
     learning_rate: float = field(
-        default=3e-5, metadata={"help": "peak learning rate (paper: 2e-5 … 5e-5)", "flag": "--learning-rate"}
+        default=3e-5,
+        metadata={
+            "help": "peak learning rate (paper: 2e-5 … 5e-5; small models and small files: 1e-4 … 3e-4)",
+            "flag": "--learning-rate",
+        },
     )
     warmup: float = field(
         default=0.1, metadata={"help": "steps of learning-rate warm-up, or a share of the run", "flag": "--warmup"}
