@@ -67,6 +67,14 @@ def test_what_the_test_file_says_is_shown(model: Path, files: Files, tmp_path: P
     assert "degenerate" in shown.err or "no better than always answering" in shown.err
 
 
+def test_a_file_without_labels_is_for_predict(tuned: Callable[[str], Path], tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("text\na\n", encoding="utf-8")
+    (tmp_path / "other.csv").write_text("body\na\n", encoding="utf-8")
+    hint = "a file without labels is for `bertsmith predict`"
+    assert hint in bertsmith("evaluate", tuned("classify"), "--data", tmp_path / "in.csv").mistake
+    assert hint not in bertsmith("evaluate", tuned("classify"), "--data", tmp_path / "other.csv").mistake
+
+
 def test_no_better_than_the_largest_class(model: Path, tmp_path: Path) -> None:
     """Some predictions differ, and yet nothing is learnt: the texts say nothing of the labels."""
     rows = [("the cat", "x"), ("a dog", "x"), ("the dog", "y")] * 6

@@ -155,11 +155,16 @@ def add_evaluate(parser: CommandParser) -> None:
 
 
 def run_evaluate(args: argparse.Namespace, pairs: Pairs) -> Summary:
+    from bertsmith.errors import UserError
     from bertsmith.inference.predict import evaluate_file
+    from bertsmith.tasks.examples import NoLabels
     from bertsmith.training.ranks import join_ranks
 
     with join_ranks() as ranks:
-        return evaluate_file(args.model, args.data, args.device, args.precision, ranks, **columns(args))
+        try:
+            return evaluate_file(args.model, args.data, args.device, args.precision, ranks, **columns(args))
+        except NoLabels as error:
+            raise UserError(f"{error}; a file without labels is for `bertsmith predict`") from None
 
 
 def show_evaluate(summary: Summary) -> None:

@@ -6,7 +6,7 @@ In: texts, a row each, or sentences split into words. Out: .npy, .parquet or .sa
 import os
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
@@ -92,7 +92,23 @@ def check_embedding(
     """Raise UserError for whatever `embed_file` can tell of its files before there is a model."""
     _open_kept(input_path, output, options, encoding, ranks, keep)
     read = read_word_rows if options.words else read_text_rows
-    check_rows(input_path, read(input_path, text_column, encoding))
+    try:
+        check_rows(input_path, read(input_path, text_column, encoding))
+    except UserError:
+        if not options.words and _begins_with_words(input_path, text_column, encoding):
+            raise UserError(
+                f"{input_path}: holds lists of words, not texts: --words gives a vector a word; for a vector a text, "
+                "name a column of texts with --text-column"
+            ) from None
+        raise
+
+
+def _begins_with_words(path: str, text_column: str, encoding: str) -> bool:
+    """Whether the first row is a sentence split into words."""
+    rows = read_word_rows(path, text_column, encoding)
+    with suppress(UserError), silenced(), closing(rows):
+        return not isinstance(next(rows, ("", ""))[1], str)
+    return False
 
 
 def _open_kept(
@@ -124,7 +140,9 @@ def is_word_file(path: str) -> bool:
     return _suffix(path) in _CONLL
 
 
-def read_word_rows(path: str, text_column: str = "text", encoding: str = "utf-8") -> Iterator[tuple[str, Text]]:
+def read_word_rows(
+    path: str, text_column: str = "text", encoding: str = "utf-8"
+) -> Generator[tuple[str, Text], None, None]:
     """(`file:line`, words) of every row: lists of words as they are, texts still to be split at blanks.
 
     .jsonl and .parquet hold either in the column `text`, or else `tokens`; .conll, .bio and .iob hold a word a line;

@@ -90,7 +90,7 @@ def read_choice_examples(
 
         if labelled is not False:
             check_label_column(path, label, [context, *columns])
-        table.require([context, *columns, label] if labelled else [context, *columns])
+        table.require([context, *columns], label=label if labelled else None)
         yield from make_examples(path, table.rows((), [context, *columns, label]), read_row, labelled, label)
 
 
@@ -114,7 +114,7 @@ def read_swag(
         )
 
     with Table(path, encoding, report) as table:
-        table.require([*SWAG_COLUMNS, label] if labelled else SWAG_COLUMNS)
+        table.require(SWAG_COLUMNS, label=label if labelled else None)
         yield from make_examples(path, table.rows((), [*SWAG_COLUMNS, label]), read_row, labelled, label)
 
 

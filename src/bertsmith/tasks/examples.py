@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bertsmith.errors import UserError
 from bertsmith.progress import say
 from bertsmith.text.documents import ReadReport
 
@@ -19,6 +20,10 @@ MANY_UNKNOWN = 0.05
 """Share of [UNK] among the tokens from which on a model's vocabulary is said not to fit the texts."""
 Label = str | float | tuple[str, ...]
 """A class name, a number (regression), or the names that apply (multilabel)."""
+
+
+class NoLabels(UserError):
+    """A table lacks the column of the label alone: it may be one to predict."""
 
 
 @dataclass(frozen=True, slots=True)

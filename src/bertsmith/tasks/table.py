@@ -15,7 +15,7 @@ from typing import Any
 
 from bertsmith.errors import UserError, one_of
 from bertsmith.progress import say
-from bertsmith.tasks.examples import Label, TextExample, replaced_bytes
+from bertsmith.tasks.examples import Label, NoLabels, TextExample, replaced_bytes
 from bertsmith.text.documents import REPLACEMENT, SURROGATES, ReadOptions, ReadReport, join_names
 from bertsmith.text.readers import check_parquet, detect_kind
 from bertsmith.text.rows import ROW_FORMATS, EveryRow
@@ -123,22 +123,24 @@ class Table:
             self.lines = (csv_rows if self.kind == "csv" else tsv_rows)(self.file, blank=True)
             columns = next((cells for _, cells in self.lines if cells), [])
         for name in columns:
-            if name and columns.count(name) > 1:  # spreadsheets end rows with cells that have no name
-                count = columns.count(name)
+            if name and (count := columns.count(name)) > 1:  # spreadsheets end rows with cells that have no name
                 raise UserError(f"{self.path}:1: {count} columns are named {shorten(name)!r}; rename all but one")
         return columns
 
-    def require(self, columns: Sequence[str], there: Sequence[str] | None = None, line: int = 1) -> None:
-        """UserError, which lists what is there, unless the first row has all of `columns`."""
+    def require(
+        self, columns: Sequence[str], there: Sequence[str] | None = None, line: int = 1, label: str | None = None
+    ) -> None:
+        """UserError, which lists what is there, unless the first row has all of `columns`, and `label` if it is named;
+        NoLabels where that alone is missing."""
         there = self.columns if there is None else there
-        missing = [name for name in columns if name not in there]
+        missing = [name for name in (*columns, label) if name is not None and name not in there]
         if not missing:
             return
         listed = join_names(shorten(name) for name in there) or "none"
         what = "key" if self.kind == "jsonl" else "column"
         hint = "" if self.kind in ("jsonl", "parquet") else " in the first row, which must name the columns"
         self.check_separator(missing)
-        raise UserError(
+        raise (NoLabels if missing == [label] else UserError)(
             f"{self.path}:{line}: no {what}{'s' * (len(missing) > 1)} {join_names(missing)}{hint}; there are {listed}; "
             f"{self.advice}{near_names(missing, there)}"
         )
@@ -253,8 +255,7 @@ def read_table(
 def kind_of(value: Any) -> str:
     """What a JSON or Parquet value is, for a message."""
     kinds = {"str": "text", "int": "a number", "float": "a number", "dict": "an object", "NoneType": "nothing"}
-    name = type(value).__name__
-    return kinds.get(name, f"a {name}")
+    return kinds.get(name := type(value).__name__, f"a {name}")
 
 
 def is_missing(value: Any) -> bool:
@@ -367,7 +368,7 @@ def read_text_examples(
         columns = [text, pair] if pair else [text]
         if labelled is not False:
             check_label_column(path, label, columns)
-        table.require([*columns, label] if labelled else columns)
+        table.require(columns, label=label if labelled else None)
         for index, row in enumerate(table.rows((), [*columns, label])):
             place = f"{path}:{row.line}"
             try:
