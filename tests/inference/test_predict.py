@@ -195,7 +195,7 @@ def test_other_columns(tuned: Tuned, tmp_path: Path) -> None:
     assert named["metrics"] == evaluate_file(tuned("classify"), str(plain), "cpu", "fp32")["metrics"]
     (tmp_path / "l.csv").write_bytes("text\ncafé\n".encode("latin-1"))
     assert predicted(tuned("classify"), tmp_path / "l.csv", tmp_path / "c", encoding="latin-1")
-    with pytest.raises(UserError, match="text_pair_column: the files of ner have no second text"):
+    with pytest.raises(UserError, match="--text-pair-column: the files of ner have no second text"):
         predict_file(tuned("ner"), str(plain), tmp_path / "d", "cpu", "fp32", text_pair_column="x")
     with pytest.raises(UserError, match=r"text_pair_column: .*model takes one text; leave it out"):
         predict_file(tuned("classify"), str(source), tmp_path / "d", "cpu", "fp32", text_pair_column="body")

@@ -490,7 +490,7 @@ def test_class_weights(model: Path, tmp_path: Path, capfd: pytest.CaptureFixture
         path = write_rows(tmp_path / f"{task}.csv", ("text", "label"), [("a cat", content), ("a dog", "2")])
         if task == "choice":
             path = write_rows(tmp_path / "c.csv", ("context", "choice0", "choice1", "label"), [("a", "b", "c", 0)])
-        with pytest.raises(UserError, match=f"class_weights: {task} has no classes to balance; leave it out"):
+        with pytest.raises(UserError, match=f"--class-weights: {task} has no classes to balance; leave it out"):
             tune(tmp_path / task, task, model, path, path, class_weights="balanced")
         assert not (tmp_path / task).exists()
 

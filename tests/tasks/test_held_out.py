@@ -327,8 +327,12 @@ def test_a_training_file_of_glue_alone(tokenizer: BertTokenizer, tmp_path: Path)
 
 def test_nothing_to_hold_out(model: Path, tmp_path: Path, steps: StepProbe) -> None:
     for task, rows, message in (
-        ("classify", [("a", "x"), ("A", "x"), ("b", "y")], r"dev_share: nothing of .*t\.csv can be held out: .* --dev"),
-        ("regress", [("a", 1), ("a ", 2)], r"dev_share: nothing of .*t\.csv can be held out"),
+        (
+            "classify",
+            [("a", "x"), ("A", "x"), ("b", "y")],
+            r"--dev-share: nothing of .*t\.csv can be held out: .* --dev",
+        ),
+        ("regress", [("a", 1), ("a ", 2)], r"--dev-share: nothing of .*t\.csv can be held out"),
         ("regress", [], r"t\.csv: holds no example to learn from or to score"),
     ):
         path = write_rows(tmp_path / "t.csv", COLUMNS, rows)

@@ -116,10 +116,11 @@ def run_glue(args: argparse.Namespace, pairs: Pairs) -> Summary:
     from bertsmith.training.ranks import join_ranks
 
     if alien := [key for key, _ in pairs if key in _NOT_OF_GLUE]:
-        raise UserError(f"{', '.join(alien)}: means nothing to GLUE's tasks; leave it out")
+        flags = ", ".join(f"--{key.replace('_', '-')}" for key in alien)
+        raise UserError(f"{flags}: means nothing to GLUE's tasks; leave it out")
     settings = load_settings(FinetuneSettings, None, [("task", "mnli"), *overrides(args, pairs)])
     if settings.data is None:
-        raise UserError("data: name the folder that holds the tasks' folders with --data")
+        raise UserError("--data: name the folder that holds the tasks' folders")
     tasks = [name for name in (args.tasks or "").split(",") if name]
     with join_ranks() as ranks:
         return glue(settings, settings.data, Path(args.out), tasks, ranks)

@@ -76,9 +76,9 @@ def make_spec(settings: FinetuneSettings, config: BertConfig) -> TaskSpec:
     longest = config.max_position_embeddings
     length = settings.max_length or min(384 if name.startswith("squad") else 128, longest)
     if length > longest:
-        raise UserError(f"max_length: sequences of {length} tokens are longer than the model's {longest} positions")
+        raise UserError(f"--max-length: sequences of {length} tokens are longer than the model's {longest} positions")
     if settings.long == "window" and (name.startswith("squad") or name in ("ner", "choice", "swag")):
-        raise UserError(f"long: window is for tasks on whole texts; {name} needs no such switch, leave it out")
+        raise UserError(f"--long: window is for tasks on whole texts; {name} needs no such switch, leave it out")
     squad, ner = settings.squad, settings.ner
     max_question = fit_questions(length, squad) if name.startswith("squad") else squad.max_question
     spec = TaskSpec(
@@ -109,17 +109,17 @@ def check_column_flags(settings: FinetuneSettings, files: TaskFiles) -> None:
     if name != "ner":
         if settings.ner != NerSettings():
             raise UserError(
-                f"ner: says how files of words and tags are laid out and means nothing to {name}; leave it out"
+                f"--ner.…: says how files of words and tags are laid out and means nothing to {name}; leave it out"
             )
         return
     if any(is_word_table(path) for path in (files.train, *files.dev.values(), *files.test.values())):
         return
     for flag in ("text_column", "label_column"):
         if getattr(settings, flag) is not None:
-            number = "token_column" if flag == "text_column" else "tag_column"
+            number = "token-column" if flag == "text_column" else "tag-column"
             raise UserError(
-                f"{flag}: {files.train} holds a word a line in columns without names; leave it out, or give the "
-                f"column's number as ner.{number}"
+                f"--{flag.replace('_', '-')}: {files.train} holds a word a line in columns without names; leave it "
+                f"out, or give the column's number as --ner.{number}"
             )
 
 
@@ -133,8 +133,8 @@ def fit_questions(max_length: int, squad: SquadSettings) -> int:
     if max_length > SPECIAL and room < 1:
         smaller = f"a stride of {most} or less, or " if most > 0 else ""
         raise UserError(
-            f"squad.stride: {squad.stride} is too much for windows of max_length {max_length}: {SPECIAL} of their "
-            f"tokens are special, and a question needs room beside the stride; use {smaller}a larger max_length"
+            f"--squad.stride: {squad.stride} is too much for windows of --max-length {max_length}: {SPECIAL} of their "
+            f"tokens are special, and a question needs room beside the stride; use {smaller}a larger --max-length"
         )
     if squad.max_question > room > 0:
         say(

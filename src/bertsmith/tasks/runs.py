@@ -225,7 +225,7 @@ def set_class_weights(settings: FinetuneSettings, data: TaskData) -> None:
     task = data.task
     counts = task.class_counts(data.train)
     if counts is None:
-        raise UserError(f"class_weights: {task.spec.name} has no classes to balance; leave it out")
+        raise UserError(f"--class-weights: {task.spec.name} has no classes to balance; leave it out")
     if isinstance(task, MultilabelTask):
         task.set_positive_weights(counts, len(data.train))
     else:

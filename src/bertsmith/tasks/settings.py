@@ -197,7 +197,11 @@ class FinetuneSettings:
                 "of the training file with --dev-share 0.1"
             )
         if self.dev_share is not None and not 0 < self.dev_share < 1:
-            faults.append(f"dev_share: {self.dev_share} is not a share above 0 and below 1")
+            percent = self.dev_share if 1 < self.dev_share < 100 else 10
+            faults.append(
+                f"dev_share: {self.dev_share} is not a share above 0 and below 1; {percent:g} % is --dev-share "
+                f"{percent / 100:g}"
+            )
         if self.dev_share is not None and self.dev is not None:
             faults.append("dev_share: means nothing beside --dev, which names the file to score on; give one of them")
         if self.grid != "none":
