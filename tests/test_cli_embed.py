@@ -162,6 +162,14 @@ def test_the_column_that_a_fine_tuned_model_learnt_from_is_read(made: Made, tmp_
     assert "no column 'text'" in run("id,title\n1,The cat\n").mistake
 
 
+@pytest.mark.parametrize(("key", "flags"), [("text", ()), ("tokens", ()), ("w", ("--text-column", "w"))])
+def test_lists_of_words_ask_for_words(made: Made, tmp_path: Path, key: str, flags: tuple[str, ...]) -> None:
+    (tmp_path / "x.jsonl").write_text(json.dumps({key: ["the", "cat"]}) + "\n", encoding="utf-8")
+    files = ("--input", tmp_path / "x.jsonl", "--output", tmp_path / "x.npy")
+    told = bertsmith("embed", made.model, *files, *flags).mistake
+    assert "x.jsonl: holds lists of words, not texts: --words gives a vector a word" in told
+
+
 def test_texts_without_a_token_are_counted_and_said(made: Made, tmp_path: Path) -> None:
     source, output = tmp_path / "x.txt", tmp_path / "x.safetensors"
     source.write_text("a\n\nthe cat\n \u200b\n", encoding="utf-8")
@@ -366,6 +374,10 @@ def test_score_pairs(made: Made, tmp_path: Path) -> None:
     assert summary["ties"] == 1
     assert summary["accuracy"] in (0.0, 0.5)
     assert "no column 'sentence_good'" in score(made, "--input", path, "--pairs").mistake
+    path.write_text("sentence_good,sentence_bad\na,b\n", encoding="utf-8")
+    assert (
+        "holds minimal pairs, 'sentence_good' and 'sentence_bad': add --pairs" in score(made, "--input", path).mistake
+    )
     assert "are for --pairs" in score(made, "--input", path, "--good-column", "schön").mistake
     assert "is for single sentences" in score(made, "--input", path, "--pairs", "--text-column", "x").mistake
 

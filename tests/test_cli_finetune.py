@@ -67,6 +67,14 @@ def test_what_the_test_file_says_is_shown(model: Path, files: Files, tmp_path: P
     assert "degenerate" in shown.err or "no better than always answering" in shown.err
 
 
+def test_a_file_without_labels_is_for_predict(tuned: Callable[[str], Path], tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("text\na\n", encoding="utf-8")
+    (tmp_path / "other.csv").write_text("body\na\n", encoding="utf-8")
+    hint = "a file without labels is for `bertsmith predict`"
+    assert hint in bertsmith("evaluate", tuned("classify"), "--data", tmp_path / "in.csv").mistake
+    assert hint not in bertsmith("evaluate", tuned("classify"), "--data", tmp_path / "other.csv").mistake
+
+
 def test_no_better_than_the_largest_class(model: Path, tmp_path: Path) -> None:
     """Some predictions differ, and yet nothing is learnt: the texts say nothing of the labels."""
     rows = [("the cat", "x"), ("a dog", "x"), ("the dog", "y")] * 6
@@ -75,7 +83,7 @@ def test_no_better_than_the_largest_class(model: Path, tmp_path: Path) -> None:
     files = {"classify": (data, other)}
     shown = finetune("classify", model, files, tmp_path / "run", "--epochs", 40, "--keep", "last")
     assert "always 'x': accuracy 0.6667" in shown.out
-    assert "no better than always answering 'x' (accuracy 0.6667); small models want a higher" in shown.err
+    assert "no better than always answering 'x' (accuracy 0.6667); raise --learning-rate (small" in shown.err
 
 
 def test_from_training_to_predictions(model: Path, files: Files, tmp_path: Path) -> None:
@@ -140,7 +148,7 @@ def test_glue(model: Path, tmp_path: Path) -> None:
     assert list(summary["tasks"]) == ["rte", "cola"]
     for more, message in (
         (("--tasks", "rte,none"), "'none' is no GLUE task; use one of cola"),
-        (("--squad.stride", "5"), "squad.stride: means nothing to GLUE's tasks; leave it out"),
+        (("--squad.stride", "5"), "--squad.stride: means nothing to GLUE's tasks; leave it out"),
         (("--text-column", "x"), "option --text-column is not known|'x'"),
         (("--train", "x"), "not known|'x'"),
         (("--dev-share", "0.1"), "option --dev-share is not known|'0.1'"),
@@ -200,13 +208,14 @@ def test_mistakes(model: Path, files: Files, tuned: Callable[[str], Path], tmp_p
         (("classify", *base, "--epochs", 0), "epochs: 0.0 is not a number above 0"),
         (("classify", *base, "--eval.evry", 3), "eval.evry is not known; did you mean eval.every?"),
         (("classify", *base, "--data", tmp_path), "data, train: give either --data FOLDER or --train FILE"),
+        (("classify", *base[:-2], "--dev-share", 20, "--out", tmp_path / "out"), "below 1; 20 % is --dev-share 0.2"),
         (("classify", "--model", model, "--out", tmp_path / "out"), "data, train: give either --data FOLDER"),
         (("classify", "--train", train, "--dev", dev, "--out", tmp_path / "out"), "model is missing: give --model"),
         (("classify", *base[:5], broken, *base[6:]), "broken.csv:3: label 'other' is not one of the training file's"),
         (("classify", *base, "--device", "cuda", "--precision", "fp8"), "precision"),
         (
             ("squad1", "--text-column", "x", "--squad.stride", 16, *base),
-            "text_column: the files of squad1 have columns whose names are fixed",
+            "--text-column: the files of squad1 have columns whose names are fixed",
         ),
     ):
         mistake = bertsmith("finetune", *arguments).mistake

@@ -27,9 +27,10 @@ MISTAKES = {
     "vocab texts --out x --size": "--size: needs a value",
     "vocab texts --out x --size 9 --size 10": "option --size is given twice",
     "vocab texts --out x --json=yes": "--json: takes no value",
-    "info corpus run": "'run' is one argument too many",
+    "info corpus run": "'run' is one argument too many; quote",
     "prepare texts --tokenizer vocab --out x --dedup --no-dedup": "option --no-dedup contradicts --dedup",
-    "bench pretrain texts": "'texts' is one argument too many",
+    "bench pretrain texts": "'texts' is one argument too many; name a model with --model",
+    "bench embed run/model": "'run/model' is one argument too many; name a model with --model",
     "bench pretrain --workers 2": "option --workers is not known",
     "bench prepare --batch 2": "option --batch is not known",
     # numbers
@@ -98,6 +99,9 @@ MISTAKES = {
     "fill run/model a[MASK] --input texts.txt": "fill: give texts with [MASK], or --input FILE",
     "fill run/model [mask]": "text 1: holds no [MASK], and [mask] is plain text: capitals matter; write [MASK]",
     "fill run/model mask": "text 1: holds no [MASK]; write [MASK] where",
+    "fill run/model The horse was [MASK]": "fill: of 4 texts 3 without [MASK], such as 'The'; if all are one text, "
+    'put quotes around it: "The horse was [MASK]"',
+    "fill run/model a[MASK] --output x.json": "option --output is not known; fill prints its guesses: --json prints",
     "fill nowhere a[MASK]": "nowhere: no such folder; only folders on this machine are opened",
     "fill corpus a[MASK]": "corpus: no config.json here, for this is a corpus",
     "fill run/model --input masks.txt": "masks.txt:2: holds no [MASK]",

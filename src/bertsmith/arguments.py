@@ -37,6 +37,8 @@ class CommandParser(argparse.ArgumentParser):
         )
         self.dotted: list[str] = []
         """`--section.key` flags that are for `options.parse_dotted`, not for argparse."""
+        self.hints: dict[str, str] = {}
+        """What to do instead of flags that other commands have and this one has not."""
 
     def error(self, message: str) -> Any:
         message = message.removeprefix("argument ")
@@ -51,10 +53,17 @@ class CommandParser(argparse.ArgumentParser):
         if rest and not self.dotted:
             flag = rest[0].partition("=")[0]
             if flag.startswith("-"):
-                hint = did_you_mean(flag, self.flags) or "; put -- before a text or name that begins with a hyphen"
+                hint = f"; {self.hints[flag]}" if flag in self.hints else did_you_mean(flag, self.flags)
+                hint = hint or "; put -- before a text or name that begins with a hyphen"
                 self.error(f"option {flag} is not known{hint}")
-            self.error(f"{rest[0]!r} is one argument too many; quote a text that holds spaces")
+            named = self._has_flag_only("--model")
+            hint = "name a model with --model" if named else "quote a text that holds spaces"
+            self.error(f"{rest[0]!r} is one argument too many; {hint}")
         return values, parse_dotted(rest, self.flags + self.dotted)
+
+    def _has_flag_only(self, flag: str) -> bool:
+        """Whether this is named by its flag, and nothing by its place."""
+        return flag in self._option_string_actions and not self._get_positional_actions()
 
     @property
     def flags(self) -> list[str]:

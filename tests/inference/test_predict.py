@@ -72,11 +72,12 @@ def test_empty_texts_are_counted_and_said(tuned: Tuned, tmp_path: Path, capfd: p
     for kind, source, rows, empty, first in (("classify", lines, 4, 2, 2), ("pairs", pairs, 2, 1, 3)):
         summary = predict_file(tuned(kind), str(source), tmp_path / "out.jsonl", "cpu", "fp32")
         assert (summary["rows"], len(rows_of(tmp_path / "out.jsonl")), summary["empty_texts"]) == (rows, rows, empty)
-        warning = f"warning: {source.name}: empty_texts {empty}; see {source}:{first} (empty_texts)"
+        so = "have an empty text: what is predicted for them comes from no words"
+        warning = f"warning: {source.name}: {empty} of {rows} examples {so} (first {source}:{first})"
         assert capfd.readouterr().err.count(warning) == 1
     lines.write_text("a good film\n", encoding="utf-8")
     assert predict_file(tuned("classify"), str(lines), tmp_path / "out.jsonl", "cpu", "fp32")["empty_texts"] == 0
-    assert "empty_texts" not in capfd.readouterr().err
+    assert "empty text" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("label", ["-1", "?", "", "some other class", "1;2"])
@@ -194,7 +195,7 @@ def test_other_columns(tuned: Tuned, tmp_path: Path) -> None:
     assert named["metrics"] == evaluate_file(tuned("classify"), str(plain), "cpu", "fp32")["metrics"]
     (tmp_path / "l.csv").write_bytes("text\ncafé\n".encode("latin-1"))
     assert predicted(tuned("classify"), tmp_path / "l.csv", tmp_path / "c", encoding="latin-1")
-    with pytest.raises(UserError, match="text_pair_column: the files of ner have no second text"):
+    with pytest.raises(UserError, match="--text-pair-column: the files of ner have no second text"):
         predict_file(tuned("ner"), str(plain), tmp_path / "d", "cpu", "fp32", text_pair_column="x")
     with pytest.raises(UserError, match=r"text_pair_column: .*model takes one text; leave it out"):
         predict_file(tuned("classify"), str(source), tmp_path / "d", "cpu", "fp32", text_pair_column="body")

@@ -134,6 +134,7 @@ def test_the_context_is_the_first_of_the_default_columns(columns: tuple[str, str
          "x.csv:1: no choices: a column 'choices' that holds lists, or columns 'choice0', 'choice1' and so on are "
          "needed; there are 'context', 'choice1', 'choice2', 'label'"),
         ("x.csv", "q,choice0,choice1,label\nc,a,b,1\n", "x.csv:1: no column 'context'"),
+        ("x.csv", "context; choice0; choice1\nc;a;b\n", "x.csv:1: looks separated by ';'"),
         ("x.csv", "context,choice0,choice1\nc,a,b\n", "x.csv:1: no column 'label'"),
         ("x.csv", "context,choice0,choice1,label\nc,a,,0\n", "x.csv:2: 1 choice, where two are needed"),
         ("x.csv", "context,choice0,choice1,label\nc,,a,0\n", "x.csv:2: column 'choice0' is empty"),

@@ -247,7 +247,10 @@ def test_a_run_that_says_one_class_only_is_flagged(
     assert summary["dev"]["matthews"] == 0
     assert summary["degenerate_runs"] == 2
     assert all(run["degenerate"] for run in summary["runs"])
-    assert "seed 1: this run predicts one class only; it learnt nothing (degenerate)" in capfd.readouterr().err
+    assert (
+        "seed 1: this run predicts one class only; it learnt nothing (degenerate); raise --learn"
+        in capfd.readouterr().err
+    )
     assert evaluate_file(tmp_path / "run", str(path), "cpu", "fp32")["one_class_only"]
 
 
@@ -303,7 +306,9 @@ def test_the_same_command_again_trains_nothing(model: Path, files: Files, tmp_pa
         assert (tmp_path / out / "test.predictions.jsonl").read_text("utf-8").count("\n") == 24
 
 
-def test_more_seeds_can_be_added(model: Path, files: Files, tmp_path: Path, steps: StepProbe) -> None:
+def test_more_seeds_can_be_added(
+    model: Path, files: Files, tmp_path: Path, steps: StepProbe, capfd: pytest.CaptureFixture[str]
+) -> None:
     def run(out: str, seeds: int) -> dict[str, Any]:
         return tune(tmp_path / out, "classify", model, *files["classify"], seeds=seeds, epochs=1)
 
@@ -311,6 +316,7 @@ def test_more_seeds_can_be_added(model: Path, files: Files, tmp_path: Path, step
     before = steps.steps
     grown = run("run", 3)
     assert steps.steps - before == 3, "one run of three steps"
+    assert "run: 2 of 3 runs were finished already; trained now: 1" in capfd.readouterr().err
     assert timeless(grown) == timeless(run("whole", 3))
     assert weights_of(tmp_path / "run") == weights_of(tmp_path / "whole")
     for seeds in (1, 2):
@@ -321,7 +327,9 @@ def test_more_seeds_can_be_added(model: Path, files: Files, tmp_path: Path, step
         run("single", 2)
 
 
-def test_other_rows_or_another_model(model: Path, files: Files, tmp_path: Path, steps: StepProbe) -> None:
+def test_other_rows_or_another_model(
+    model: Path, files: Files, tmp_path: Path, steps: StepProbe, capfd: pytest.CaptureFixture[str]
+) -> None:
     """A finished run is not passed off as one of other inputs, wherever they lie; nor is a begun one gone on with."""
     train, dev = (path.read_text("utf-8") for path in files["classify"])
     paths = [tmp_path / name for name in ("train.csv", "dev.csv")]
@@ -329,22 +337,28 @@ def test_other_rows_or_another_model(model: Path, files: Files, tmp_path: Path, 
         path.write_text(content, "utf-8")
     options: dict[str, Any] = {"epochs": 2, "checkpoint__every": 1}
     tune(tmp_path / "run", "classify", model, *paths, **options)
+    capfd.readouterr()
     tune(tmp_path / "run", "classify", model, *files["classify"], **options)
+    assert "run: is finished already, and nothing was trained; these are its results" in capfd.readouterr().err
     steps.crash_at(3)
     with pytest.raises(Crash):
         tune(tmp_path / "begun", "classify", model, *paths, **options)
-    for changed, content in ((paths[0], train), (paths[1], dev)):
+    for changed, content, part in ((paths[0], train, "to learn from"), (paths[1], dev, "to score on")):
         changed.write_text(content.replace("good", "cat", 1).replace("bad", "dog", 1), "utf-8")
         for out in ("run", "begun"):
+            with pytest.raises(UserError, match=f"{out}: this run began with other rows {part} than the file holds no"):
+                tune(tmp_path / out, "classify", model, *paths, **options)
+            kept = (tmp_path / out / "inputs.json").rename(tmp_path / "inputs.json")  # an earlier version kept none
             with pytest.raises(UserError, match=f"{out}: this run began with another model, or with other rows"):
                 tune(tmp_path / out, "classify", model, *paths, **options)
+            kept.rename(tmp_path / out / "inputs.json")
         changed.write_text(content, "utf-8")
     copy = make_model(tmp_path / "copy", seed=1)
     other = make_model(tmp_path / "other", seed=2)
     data = (paths[0], paths[1])
     settings = make_settings("classify", copy, *data, **options)
     runs.finetune(settings, tmp_path / "run")
-    with pytest.raises(UserError, match="this run began with another model"):
+    with pytest.raises(UserError, match="this run began with another model than --model names now; give"):
         runs.finetune(dataclasses.replace(settings, model=str(other)), tmp_path / "run")
 
 
@@ -476,7 +490,7 @@ def test_class_weights(model: Path, tmp_path: Path, capfd: pytest.CaptureFixture
         path = write_rows(tmp_path / f"{task}.csv", ("text", "label"), [("a cat", content), ("a dog", "2")])
         if task == "choice":
             path = write_rows(tmp_path / "c.csv", ("context", "choice0", "choice1", "label"), [("a", "b", "c", 0)])
-        with pytest.raises(UserError, match=f"class_weights: {task} has no classes to balance; leave it out"):
+        with pytest.raises(UserError, match=f"--class-weights: {task} has no classes to balance; leave it out"):
             tune(tmp_path / task, task, model, path, path, class_weights="balanced")
         assert not (tmp_path / task).exists()
 

@@ -16,8 +16,9 @@ from bertsmith.errors import UserError
 from bertsmith.inference.predict import evaluate_file
 from bertsmith.options import load_settings
 from bertsmith.tasks.data import open_task_data
-from bertsmith.tasks.examples import ChoiceExample, Example, QuestionExample, TaggedExample, TextExample
+from bertsmith.tasks.examples import Answer, ChoiceExample, Example, QuestionExample, TaggedExample, TextExample
 from bertsmith.tasks.held_out import HeldOut, draw_examples, hold_out, key_splitter, text_key, warn_of_absent_labels
+from bertsmith.tasks.runs import truth_of
 from bertsmith.tasks.settings import FREE_TO_CHANGE, FinetuneSettings
 from bertsmith.text.tokenizer import BertTokenizer
 from bertsmith.text.words import Normalization
@@ -282,7 +283,7 @@ def test_labels_are_counted_and_mended_rows_said_once(
     assert (report["train"]["rows"], report["dev"]["rows"]) == (25, 6)
     assert (report["train"]["invalid_bytes"], report["dev"].get("invalid_bytes")) == (1, None)
     said = capfd.readouterr().err
-    assert said.count("invalid_bytes") == 2, "the count and its place, in one line"
+    assert said.count("1 bytes are not utf-8, first at ") == said.count("name it with --encoding") == 1
     assert "dev: 6 of the 31 examples of " in said
 
 
@@ -326,8 +327,12 @@ def test_a_training_file_of_glue_alone(tokenizer: BertTokenizer, tmp_path: Path)
 
 def test_nothing_to_hold_out(model: Path, tmp_path: Path, steps: StepProbe) -> None:
     for task, rows, message in (
-        ("classify", [("a", "x"), ("A", "x"), ("b", "y")], r"dev_share: nothing of .*t\.csv can be held out: .* --dev"),
-        ("regress", [("a", 1), ("a ", 2)], r"dev_share: nothing of .*t\.csv can be held out"),
+        (
+            "classify",
+            [("a", "x"), ("A", "x"), ("b", "y")],
+            r"--dev-share: nothing of .*t\.csv can be held out: .* --dev",
+        ),
+        ("regress", [("a", 1), ("a ", 2)], r"--dev-share: nothing of .*t\.csv can be held out"),
         ("regress", [], r"t\.csv: holds no example to learn from or to score"),
     ):
         path = write_rows(tmp_path / "t.csv", COLUMNS, rows)
@@ -364,8 +369,22 @@ def test_dev_scores_are_those_of_what_was_held_out(model: Path, tokenizer: BertT
     assert summary["data_report"]["dev"]["held_out_of"] == 48
     predicted = [json.loads(line) for line in Path(summary["held_out_predictions"]).read_text("utf-8").splitlines()]
     assert [row["place"] for row in predicted] == [example.place for example in dev]
+    assert [row["true_label"] for row in predicted] == [example.label for example in dev]
     right = sum(row["label"] == example.label for row, example in zip(predicted, dev, strict=True))
     assert right / len(dev) == summary["dev"]["accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("example", "truth"),
+    [
+        (TextExample("f:1", "0", "a", None, ("x", "y")), {"true_labels": ["x", "y"]}),
+        (ChoiceExample("f:1", "0", "a", ("b", "c"), 1), {"true_label": 1}),
+        (TaggedExample("f:1", "0", ("a",), ("O",)), {"true_tags": ["O"]}),
+        (QuestionExample("f:1", "0", "q", "c", (Answer("c", 0),)), {"true_answers": ["c"]}),
+    ],
+)
+def test_what_is_right_stands_beside_what_is_predicted(example: Example, truth: dict[str, Any]) -> None:
+    assert truth_of(example) == truth
 
 
 def test_a_killed_run_goes_on_with_the_same_share_only(

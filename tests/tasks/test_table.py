@@ -168,8 +168,13 @@ def test_half_characters_of_json_are_replaced_and_counted(tmp_path: Path) -> Non
         ("x.tsv", "texts\tlable\na\tb\n", "--label-column; did you mean 'texts' for 'text'?; did you mean 'lable' for "
                                                "'label'?"),
         ("x.csv", "body,class\na,b\n", "no columns 'text', 'label' in the first row"),
-        ("x.csv", "text;label\na;b\n", "there are 'text;label'"),
-        ("x.csv", "text;label\na;b\n", "it is one cell: .csv files are split at commas"),
+        ("x.csv", "text;label\na;b\n", "x.csv:1: looks separated by ';', and .csv files are split at commas: save it "
+                                       "with commas, or as .tsv"),
+        ("x.csv", "Customer ID;Comment\na;b\n", "x.csv:1: looks separated by ';'"),
+        ("x.csv", "ID, own;text;label\na;b;c\n", "x.csv:1: looks separated by ';'"),
+        ("x.tsv", "text, label\na, b\n", "looks separated by ',', and .tsv files are split at tabs: save it with tabs"),
+        ("x.csv", '"text,label"\na\n', "there are 'text,label'"),
+        ("x.tsv", "A cat; or, a dog\nb\n", "no columns 'text', 'label' in the first row"),
         ("x.tsv", "a long text, no header " * 9 + "\tpos\n", "'a long text, no header a long text, no h…', 'pos'"),
         ("x.jsonl", '{"text": "a", "label": "b"}\n{"text": \n', "x.jsonl:2: broken JSON; every line must be a row"),
         ("x.jsonl", '{"text": "a", "label": "b"}\n["a"]\n', "x.jsonl:2: not a JSON object"),

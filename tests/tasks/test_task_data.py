@@ -56,11 +56,11 @@ def test_folders(files: Files, tmp_path: Path) -> None:
     (tmp_path / "test.conll").touch()
     assert found("ner") == ("train.csv", {"dev": "dev.tsv.zst"}, {"test": "test.conll"})
     with pytest.raises(
-        UserError, match=r"dev_share: .* holds a file to score on, dev\.tsv\.zst; leave --dev-share out"
+        UserError, match=r"--dev-share: .* holds a file to score on, dev\.tsv\.zst; leave --dev-share out"
     ):
         found("ner", dev_share=0.1)
     assert found("ner", dev="d.csv", test="t.csv")[1:] == ({"dev": "d.csv"}, {"test": "t.csv"})
-    with pytest.raises(UserError, match=r"data: .*notes\.txt is no folder"):
+    with pytest.raises(UserError, match=r"--data: .*notes\.txt is no folder"):
         find_files(make_settings("classify", Path("m"), data=tmp_path / "notes.txt"))
 
 
@@ -95,7 +95,7 @@ def test_glue_folders(tmp_path: Path) -> None:
     assert list(mnli.test) == ["test_matched", "test_mismatched"]
     assert found("mrpc", glue, dev="x.tsv", test="y.tsv").dev == {"dev": "x.tsv"}
     assert found("mrpc", glue, dev="x.tsv", test="y.tsv").test == {"test": "y.tsv"}
-    with pytest.raises(UserError, match=r"dev_share: .* holds a file to score on, dev\.tsv"):
+    with pytest.raises(UserError, match=r"--dev-share: .* holds a file to score on, dev\.tsv"):
         found("rte", glue, dev_share=0.1)
     (glue / "RTE" / "dev.tsv").unlink()
     assert found("rte", glue, dev_share=0.1).dev == {"dev": str(glue / "RTE" / "train.tsv")}
@@ -119,14 +119,16 @@ def test_lengths() -> None:
     assert [length("classify", positions) for positions in (64, 128, 512)] == [64, 128, 128]
     assert [length("squad1", positions) for positions in (64, 384, 512)] == [64, 384, 384]
     assert length("classify", 512, max_length=512) == 512
-    with pytest.raises(UserError, match="max_length: sequences of 65 tokens are longer than the model's 64 positions"):
+    with pytest.raises(
+        UserError, match="--max-length: sequences of 65 tokens are longer than the model's 64 positions"
+    ):
         length("classify", 64, max_length=65)
 
 
 @pytest.mark.parametrize("task", ["ner", "squad2", "choice", "swag"])
 def test_windows_where_they_mean_nothing(files: Files, tmp_path: Path, task: str) -> None:
     settings = make_settings(task, Path("m"), Path("t"), Path("d"), long="window")
-    with pytest.raises(UserError, match=f"long: window is for tasks on whole texts; {task} needs no such switch"):
+    with pytest.raises(UserError, match=f"--long: window is for tasks on whole texts; {task} needs no such switch"):
         make_spec(settings, CONFIG)
 
 
@@ -146,10 +148,10 @@ def test_a_stride_that_would_lose_tokens(model: Path, files: Files, tmp_path: Pa
     for options, message in (
         (
             {"squad__stride": 128},
-            r"stride: 128 is too much for windows of max_length 32: .* use a stride of 28 or less",
+            r"stride: 128 is too much for windows of --max-length 32: .* use a stride of 28 or less",
         ),
-        ({"squad__stride": 29}, r"stride: 29 is too much for windows of max_length 32"),
-        ({"squad__stride": 1, "max_length": 4}, "stride: 1 is too much .* of max_length 4: .* use a larger max_length"),
+        ({"squad__stride": 29}, r"stride: 29 is too much for windows of --max-length 32"),
+        ({"squad__stride": 1, "max_length": 4}, "stride: 1 is too much .* of --max-length 4: .* larger --max-length"),
     ):
         with pytest.raises(UserError, match=message):
             tune(tmp_path / "run", "squad1", model, *files["squad1"], **options)
@@ -332,9 +334,14 @@ def test_columns_that_mean_nothing(tokenizer: BertTokenizer, files: Files, tmp_p
         ("classify", table, {"text_pair_column": "label"}, "column 'label' is to be read both"),
         ("choice", table, {"text_column": "label"}, "column 'label' is to be read both"),
         ("ner", words, {"label_column": "tokens"}, r"w\.jsonl: column 'tokens' is to be read both"),
-        ("ner", files["ner"][0], {"text_column": "tokens"}, "text_column: .* columns without names.* ner.token_column"),
-        ("ner", files["ner"][0], {"label_column": "tags"}, "label_column: .* as ner.tag_column"),
-        ("classify", table, {"ner__tag_column": 2}, "ner: .* means nothing to classify; leave it out"),
+        (
+            "ner",
+            files["ner"][0],
+            {"text_column": "tokens"},
+            "--text-column: .* columns without names.* --ner.token-column",
+        ),
+        ("ner", files["ner"][0], {"label_column": "tags"}, "--label-column: .* as --ner.tag-column"),
+        ("classify", table, {"ner__tag_column": 2}, "--ner.…: .* means nothing to classify; leave it out"),
         ("squad1", contexts, {"squad__stride": 8}, "no key 'context'; there are .*; these names are fixed"),
     ):
         with pytest.raises(UserError, match=message):
@@ -469,12 +476,12 @@ def test_what_reading_mends_is_counted(
             "squad1",
             squad,
             {"answers_moved": 1, "answers_not_in_context": 1, "rows_not_learnt": 1, "answers_misplaced": 1},
-            "warning: train: answers_moved 1, answers_not_in_context 1, rows_not_learnt 1; see ",
+            "warning: train: answers moved: 1 (first ",
         ),
-        ("ner", words, {"tags_ill_formed": 2, "docstart_line": 1}, f"train: tags_ill_formed 2; see {words}:3 (tags_"),
-        ("classify", table, {"invalid_bytes": 1}, f"warning: train: invalid_bytes 1; see {table}:3"),
-        ("choice", rows, {"invalid_bytes": 1}, "warning: train: invalid_bytes 1; see "),
-        ("mnli", None, {"no_gold_label": 1}, f"warning: train: no_gold_label 1; see {mnli}:2 (no_gold_label)"),
+        ("ner", words, {"tags_ill_formed": 2, "docstart_line": 1}, f"train: tags ill formed: 2 (first {words}:3)"),
+        ("classify", table, {"invalid_bytes": 1}, f"warning: train: 1 bytes are not utf-8, first at {table}:3"),
+        ("choice", rows, {"invalid_bytes": 1}, "warning: train: 1 bytes are not utf-8, first at "),
+        ("mnli", None, {"no_gold_label": 1}, f"warning: train: no gold label: 1 (first {mnli}:2)"),
     ):
         files = {"data": glue} if path is None else {}
         report = open_data(tokenizer, task, path, path, squad__stride=8, **files).report

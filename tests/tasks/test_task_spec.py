@@ -88,10 +88,10 @@ def test_columns() -> None:
     )
     assert TaskSpec("mnli", 32).with_columns(text_column=None, encoding="utf-16").encoding == "utf-16"
     for name, column, message in (
-        ("mnli", "text_column", "text_column: the files of mnli have columns whose names are fixed; leave it out"),
-        ("squad2", "label_column", "label_column: the files of squad2 have columns whose names are fixed"),
-        ("ner", "text_pair_column", "text_pair_column: the files of ner have no second text"),
-        ("choice", "text_pair_column", "text_pair_column: the files of choice have no second text"),
+        ("mnli", "text_column", "--text-column: the files of mnli have columns whose names are fixed; leave it out"),
+        ("squad2", "label_column", "--label-column: the files of squad2 have columns whose names are fixed"),
+        ("ner", "text_pair_column", "--text-pair-column: the files of ner have no second text"),
+        ("choice", "text_pair_column", "--text-pair-column: the files of choice have no second text"),
     ):
         with pytest.raises(UserError, match=message):
             TaskSpec(name, 32).with_columns(**{column: "x"})

@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from bertsmith.arguments import (
@@ -25,6 +26,7 @@ def add_fill(parser: CommandParser) -> None:
     parser.add_argument(
         "--input", metavar="FILE", help="texts from a .txt (one a line), .jsonl, .csv, .tsv or .parquet file"
     )
+    parser.hints["--output"] = "fill prints its guesses: --json prints them as JSON, and > FILE keeps what is printed"
     add_text_column(parser)
     parser.add_argument("--top", type=whole_number, default=5, metavar="N", help="guesses a mask (default 5)")
     add_compute(parser, "fp32")
@@ -36,11 +38,22 @@ def run_fill(args: argparse.Namespace, pairs: Pairs) -> Summary:
     texts, places = [typed(text) for text in args.texts or ()], None
     if bool(texts) == (args.input is not None):
         raise UserError("fill: give texts with [MASK], or --input FILE with such texts, one of the two")
+    _check_quotes(texts)
     if args.input is not None:
         texts, places = read_texts(args.input, typed(args.text_column), args.encoding)
     from bertsmith.inference.fill import fill_masks
 
     return fill_masks(args.model, texts, args.top, args.device, args.precision, places)
+
+
+def _check_quotes(texts: Sequence[str]) -> None:
+    """Raise UserError where some of the texts typed hold a mask and others none: they are one text, without quotes."""
+    without = [text for text in texts if "[MASK]" not in text]
+    if 0 < len(without) < len(texts):
+        raise UserError(
+            f"fill: of {len(texts)} texts {len(without)} without [MASK], such as {without[0]!r}; if all are one text, "
+            f'put quotes around it: "{" ".join(texts)}"'
+        )
 
 
 def show_fill(summary: Summary) -> None:
@@ -166,7 +179,9 @@ def add_score(parser: CommandParser) -> None:
     add_keep(parser)
     add_text_column(parser)
     parser.add_argument(
-        "--pairs", action="store_true", help="the file holds minimal pairs; how often does the good one score higher?"
+        "--pairs",
+        action="store_true",
+        help="the file holds minimal pairs; how often does the good one score higher? (a tie counts as wrong)",
     )
     parser.add_argument(
         "--good-column", metavar="NAME", help="of the acceptable sentence (default sentence_good, or good)"
@@ -241,8 +256,8 @@ layers to weight.""",
         """A model with a masked-LM head and a file of sentences in, how likely it finds each out: the sum of the
 log-probabilities (natural) of its tokens, each masked in turn (PLL), and the pseudo-perplexity exp(-PLL / tokens)
 (Salazar et al. 2020). With --pairs a table of acceptable and unacceptable sentences in (BLiMP's .jsonl as it is), the
-share of pairs out in which the acceptable one has the higher PLL. A text of which no token is left has no PLL: it is
-counted apart, and so is its pair.""",
+share of pairs out in which the acceptable one has the higher PLL: one of equal PLLs counts as wrong, and in `ties`. A
+text of which no token is left has no PLL: it is counted apart, and so is its pair.""",
         """  bertsmith score run/model --input sentences.txt --output scores.jsonl
   bertsmith score run/model --input sentences.csv --keep id --output scores.csv
   bertsmith score run/model --input blimp/anaphor_number_agreement.jsonl --pairs --json""",

@@ -116,10 +116,11 @@ def run_glue(args: argparse.Namespace, pairs: Pairs) -> Summary:
     from bertsmith.training.ranks import join_ranks
 
     if alien := [key for key, _ in pairs if key in _NOT_OF_GLUE]:
-        raise UserError(f"{', '.join(alien)}: means nothing to GLUE's tasks; leave it out")
+        flags = ", ".join(f"--{key.replace('_', '-')}" for key in alien)
+        raise UserError(f"{flags}: means nothing to GLUE's tasks; leave it out")
     settings = load_settings(FinetuneSettings, None, [("task", "mnli"), *overrides(args, pairs)])
     if settings.data is None:
-        raise UserError("data: name the folder that holds the tasks' folders with --data")
+        raise UserError("--data: name the folder that holds the tasks' folders")
     tasks = [name for name in (args.tasks or "").split(",") if name]
     with join_ranks() as ranks:
         return glue(settings, settings.data, Path(args.out), tasks, ranks)
@@ -155,11 +156,16 @@ def add_evaluate(parser: CommandParser) -> None:
 
 
 def run_evaluate(args: argparse.Namespace, pairs: Pairs) -> Summary:
+    from bertsmith.errors import UserError
     from bertsmith.inference.predict import evaluate_file
+    from bertsmith.tasks.examples import NoLabels
     from bertsmith.training.ranks import join_ranks
 
     with join_ranks() as ranks:
-        return evaluate_file(args.model, args.data, args.device, args.precision, ranks, **columns(args))
+        try:
+            return evaluate_file(args.model, args.data, args.device, args.precision, ranks, **columns(args))
+        except NoLabels as error:
+            raise UserError(f"{error}; a file without labels is for `bertsmith predict`") from None
 
 
 def show_evaluate(summary: Summary) -> None:

@@ -6,7 +6,7 @@ In: texts, a row each, or sentences split into words. Out: .npy, .parquet or .sa
 import os
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
@@ -20,7 +20,7 @@ from bertsmith.model.weights import CONFIG, find_model, read_config
 from bertsmith.progress import Progress, say, silenced
 from bertsmith.storage import check_out
 from bertsmith.tasks.conll import read_conll
-from bertsmith.tasks.examples import EncodingReport, say_unknown
+from bertsmith.tasks.examples import EncodingReport, replaced_bytes, say_unknown
 from bertsmith.tasks.spec import TASK_KEY, TaskSpec
 from bertsmith.tasks.table import Table, read_list
 from bertsmith.text.documents import ReadOptions, ReadReport
@@ -92,7 +92,23 @@ def check_embedding(
     """Raise UserError for whatever `embed_file` can tell of its files before there is a model."""
     _open_kept(input_path, output, options, encoding, ranks, keep)
     read = read_word_rows if options.words else read_text_rows
-    check_rows(input_path, read(input_path, text_column, encoding))
+    try:
+        check_rows(input_path, read(input_path, text_column, encoding))
+    except UserError:
+        if not options.words and _begins_with_words(input_path, text_column, encoding):
+            raise UserError(
+                f"{input_path}: holds lists of words, not texts: --words gives a vector a word; for a vector a text, "
+                "name a column of texts with --text-column"
+            ) from None
+        raise
+
+
+def _begins_with_words(path: str, text_column: str, encoding: str) -> bool:
+    """Whether the first row is a sentence split into words."""
+    rows = read_word_rows(path, text_column, encoding)
+    with suppress(UserError), silenced(), closing(rows):
+        return not isinstance(next(rows, ("", ""))[1], str)
+    return False
 
 
 def _open_kept(
@@ -116,7 +132,7 @@ def read_text_rows(path: str, text_column: str = "text", encoding: str = "utf-8"
     for line, text in read_rows(path, ReadOptions(text_column=text_column, encoding=encoding), report):
         yield f"{path}:{line}", text
     if report.invalid_bytes:
-        say(f"warning: {report.invalid_bytes:,} bytes are not {encoding}, first at {report.invalid_places[0]}")
+        say(f"warning: {replaced_bytes(report.invalid_bytes, encoding, report.invalid_places[0])}")
 
 
 def is_word_file(path: str) -> bool:
@@ -124,7 +140,9 @@ def is_word_file(path: str) -> bool:
     return _suffix(path) in _CONLL
 
 
-def read_word_rows(path: str, text_column: str = "text", encoding: str = "utf-8") -> Iterator[tuple[str, Text]]:
+def read_word_rows(
+    path: str, text_column: str = "text", encoding: str = "utf-8"
+) -> Generator[tuple[str, Text], None, None]:
     """(`file:line`, words) of every row: lists of words as they are, texts still to be split at blanks.
 
     .jsonl and .parquet hold either in the column `text`, or else `tokens`; .conll, .bio and .iob hold a word a line;

@@ -27,7 +27,7 @@ from bertsmith.inference.row_writer import Row, find_ending, open_row_writer
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.heads import ROWS_AT_ONCE
 from bertsmith.model.layers import fill_up
-from bertsmith.progress import Progress, say
+from bertsmith.progress import Progress, say, silenced
 from bertsmith.tasks.examples import EncodingReport
 from bertsmith.tasks.table import Problems, Table, read_text, shorten
 from bertsmith.text.documents import join_names
@@ -234,7 +234,22 @@ def check_scoring(
     `rows`: what reads `input_path`, of which the first is looked at.
     """
     _open_kept(input_path, output, keep, _LIKE_PAIR if pairs else _LIKE_SENTENCE, encoding)
-    check_rows(input_path, rows)
+    try:
+        check_rows(input_path, rows)
+    except UserError:
+        if not pairs and (columns := _pair_columns(input_path, encoding)):
+            raise UserError(
+                f"{input_path}: holds minimal pairs, {columns[0]!r} and {columns[1]!r}: add --pairs, or name the "
+                "column of single sentences with --text-column"
+            ) from None
+        raise
+
+
+def _pair_columns(path: str, encoding: str) -> Pair | None:
+    """The columns of a table that are named as those of minimal pairs are."""
+    with contextlib.suppress(UserError), silenced(), Table(path, encoding) as table:
+        return next((pair for pair in PAIR_COLUMNS if set(pair) <= set(table.columns)), None)
+    return None
 
 
 def _open_kept(
@@ -293,6 +308,7 @@ def read_pairs(path: str, good: str | None, bad: str | None, encoding: str) -> I
         default = next((pair for pair in PAIR_COLUMNS if set(pair) <= set(table.columns)), PAIR_COLUMNS[0])
         columns = [good or default[0], bad or default[1]]
         if missing := [name for name in columns if name not in table.columns]:
+            table.check_separator(missing)
             raise UserError(
                 f"{path}: no column {' and no '.join(map(repr, missing))}; there are "
                 f"{join_names(map(shorten, table.columns)) or 'none'}; name yours with --good-column and "

@@ -90,7 +90,7 @@ def read_choice_examples(
 
         if labelled is not False:
             check_label_column(path, label, [context, *columns])
-        table.require([context, *columns, label] if labelled else [context, *columns])
+        table.require([context, *columns], label=label if labelled else None)
         yield from make_examples(path, table.rows((), [context, *columns, label]), read_row, labelled, label)
 
 
@@ -114,7 +114,7 @@ def read_swag(
         )
 
     with Table(path, encoding, report) as table:
-        table.require([*SWAG_COLUMNS, label] if labelled else SWAG_COLUMNS)
+        table.require(SWAG_COLUMNS, label=label if labelled else None)
         yield from make_examples(path, table.rows((), [*SWAG_COLUMNS, label]), read_row, labelled, label)
 
 
@@ -189,6 +189,7 @@ def find_choice_columns(table: Table) -> list[str]:
         columns = list(takewhile(table.columns.__contains__, (f"{name}{n}" for n in range(len(table.columns)))))
         if len(columns) > 1:
             return columns
+    table.check_separator(["choices", "choice0", "ending0"])
     raise UserError(
         f"{table.path}:1: no choices: a column 'choices' that holds lists, or columns 'choice0', 'choice1' and so on "
         f"are needed; there are {join_names(map(shorten, table.columns)) or 'none'}"

@@ -17,7 +17,14 @@ from bertsmith.corpus.random_bits import derive_key, permutation
 from bertsmith.errors import UserError
 from bertsmith.model.config import BertConfig
 from bertsmith.progress import Progress, say
-from bertsmith.tasks.examples import EncodedSequence, EncodingReport, class_name, label_names, say_unknown
+from bertsmith.tasks.examples import (
+    EncodedSequence,
+    EncodingReport,
+    class_name,
+    label_names,
+    replaced_bytes,
+    say_unknown,
+)
 from bertsmith.tasks.files import TaskFiles, find_files
 from bertsmith.tasks.held_out import hold_out, warn_of_absent_labels
 from bertsmith.tasks.ner import is_word_table
@@ -33,6 +40,8 @@ from bertsmith.text.tokenizer import BertTokenizer
 _CHUNK = 1024
 # notes that need no warning: lines that are meant to be no words
 _NO_LOSS = ("docstart_line", "comment")
+# what other notes mean, for a warning: `N of the file's examples ...`
+_SENTENCES = SENTENCES | {"empty_texts": "have an empty text: what is predicted for them comes from no words"}
 
 
 @dataclass
@@ -55,6 +64,8 @@ class TaskData:
     dev: dict[str, Split]
     report: dict[str, Any]
     """The data-loss report: counts by file."""
+    parts: dict[str, str]
+    """sha256 by what may differ from a run begun before: `train` and `dev`."""
     sha256: str
     """Of what is learnt from and scored on, wherever the files lie and however they are packed."""
 
@@ -65,9 +76,9 @@ def make_spec(settings: FinetuneSettings, config: BertConfig) -> TaskSpec:
     longest = config.max_position_embeddings
     length = settings.max_length or min(384 if name.startswith("squad") else 128, longest)
     if length > longest:
-        raise UserError(f"max_length: sequences of {length} tokens are longer than the model's {longest} positions")
+        raise UserError(f"--max-length: sequences of {length} tokens are longer than the model's {longest} positions")
     if settings.long == "window" and (name.startswith("squad") or name in ("ner", "choice", "swag")):
-        raise UserError(f"long: window is for tasks on whole texts; {name} needs no such switch, leave it out")
+        raise UserError(f"--long: window is for tasks on whole texts; {name} needs no such switch, leave it out")
     squad, ner = settings.squad, settings.ner
     max_question = fit_questions(length, squad) if name.startswith("squad") else squad.max_question
     spec = TaskSpec(
@@ -98,17 +109,17 @@ def check_column_flags(settings: FinetuneSettings, files: TaskFiles) -> None:
     if name != "ner":
         if settings.ner != NerSettings():
             raise UserError(
-                f"ner: says how files of words and tags are laid out and means nothing to {name}; leave it out"
+                f"--ner.…: says how files of words and tags are laid out and means nothing to {name}; leave it out"
             )
         return
     if any(is_word_table(path) for path in (files.train, *files.dev.values(), *files.test.values())):
         return
     for flag in ("text_column", "label_column"):
         if getattr(settings, flag) is not None:
-            number = "token_column" if flag == "text_column" else "tag_column"
+            number = "token-column" if flag == "text_column" else "tag-column"
             raise UserError(
-                f"{flag}: {files.train} holds a word a line in columns without names; leave it out, or give the "
-                f"column's number as ner.{number}"
+                f"--{flag.replace('_', '-')}: {files.train} holds a word a line in columns without names; leave it "
+                f"out, or give the column's number as --ner.{number}"
             )
 
 
@@ -122,8 +133,8 @@ def fit_questions(max_length: int, squad: SquadSettings) -> int:
     if max_length > SPECIAL and room < 1:
         smaller = f"a stride of {most} or less, or " if most > 0 else ""
         raise UserError(
-            f"squad.stride: {squad.stride} is too much for windows of max_length {max_length}: {SPECIAL} of their "
-            f"tokens are special, and a question needs room beside the stride; use {smaller}a larger max_length"
+            f"--squad.stride: {squad.stride} is too much for windows of --max-length {max_length}: {SPECIAL} of their "
+            f"tokens are special, and a question needs room beside the stride; use {smaller}a larger --max-length"
         )
     if squad.max_question > room > 0:
         say(
@@ -180,7 +191,8 @@ def open_task_data(settings: FinetuneSettings, config: BertConfig, tokenizer: Be
         report[name] = {"path": path} | check_test(task, path, seen).as_dict()
     for part, counted in report.items():
         warn_of_losses(part, counted, task, "; --long window shows all of it" if task.head == "sequence" else "")
-    return TaskData(task, files, train.encoded, dev, report, fingerprint(task, train, *dev.values()))
+    parts = {"train": fingerprint(task, train), "dev": fingerprint(None, *dev.values())}
+    return TaskData(task, files, train.encoded, dev, report, parts, fingerprint(task, train, *dev.values()))
 
 
 def learn_task(task: Task, path: str, classes: list[str]) -> Task:
@@ -285,15 +297,19 @@ def check_segments(split: Split, config: BertConfig) -> None:
         )
 
 
-def fingerprint(task: Task, *splits: Split) -> str:
-    """sha256 of labels, sequences, targets and what predictions are held against."""
-    digest = hashlib.sha256(repr(task.spec.labels).encode())
+def fingerprint(task: Task | None, *splits: Split) -> str:
+    """sha256 of labels, sequences, targets and what predictions are held against.
+
+    Without a task, of no labels and targets: those of a dev file are numbers that the training file gives.
+    """
+    digest = hashlib.sha256(repr(task.spec.labels if task else ()).encode())
     for split in splits:
         digest.update(f"{len(split.encoded)} examples".encode())
         for sequences in split.encoded:
             for sequence in sequences:
                 digest.update(sequence.token_ids.data)
-                digest.update(sequence.targets.data)
+                if task:
+                    digest.update(sequence.targets.data)
         for example in split.examples:
             gold = [getattr(example, name, None) for name in ("label", "tags", "answers")]
             digest.update(repr(gold).encode("utf-8", "surrogatepass"))
@@ -312,11 +328,14 @@ def warn_of_losses(part: str, counted: dict[str, Any], task: Task, remedy: str =
             f"cut ({counted['truncated_tokens']:,} tokens){remedy}"
         )
     places = {what: place for what, place in counted.get("first_places", {}).items() if what not in _NO_LOSS}
-    for what, sentence in SENTENCES.items():
+    if place := places.pop("invalid_bytes", None):
+        say(f"warning: {part}: {replaced_bytes(counted['invalid_bytes'], task.spec.encoding, place)}")
+    for what, sentence in _SENTENCES.items():
         if place := places.pop(what, None):
             say(f"warning: {part}: {counted[what]:,} of {rows:,} examples {sentence} (first {place})")
     if places:
-        first = next(iter(places))
-        shown = ", ".join(f"{what} {counted[what]:,}" for what in places)
-        say(f"warning: {part}: {shown}; see {places[first]} ({first})")
+        shown = "; ".join(
+            f"{what.replace('_', ' ')}: {counted[what]:,} (first {place})" for what, place in places.items()
+        )
+        say(f"warning: {part}: {shown}")
     say_unknown(counted["unknown_rate"], part)

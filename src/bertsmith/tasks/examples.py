@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bertsmith.errors import UserError
 from bertsmith.progress import say
 from bertsmith.text.documents import ReadReport
 
@@ -19,6 +20,10 @@ MANY_UNKNOWN = 0.05
 """Share of [UNK] among the tokens from which on a model's vocabulary is said not to fit the texts."""
 Label = str | float | tuple[str, ...]
 """A class name, a number (regression), or the names that apply (multilabel)."""
+
+
+class NoLabels(UserError):
+    """A table lacks the column of the label alone: it may be one to predict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +167,14 @@ class EncodingReport:
             **self.notes,
             **({"first_places": dict(self.first_places)} if self.first_places else {}),
         }
+
+
+def replaced_bytes(count: int, encoding: str, place: str) -> str:
+    """For a warning: what bytes that a file's encoding does not allow became, and what to do."""
+    return (
+        f"{count:,} bytes are not {encoding}, first at {place}, and became \ufffd; where the file is in another "
+        "encoding, name it with --encoding, such as latin-1"
+    )
 
 
 def say_unknown(share: float, part: str = "") -> None:

@@ -37,8 +37,8 @@ def find_files(settings: FinetuneSettings) -> TaskFiles:
         return files
     if files.dev:
         raise UserError(
-            f"dev_share: {settings.data} holds a file to score on, {Path(next(iter(files.dev.values()))).name}; leave "
-            "--dev-share out, or name the training file alone with --train"
+            f"--dev-share: {settings.data} holds a file to score on, {Path(next(iter(files.dev.values()))).name}; "
+            "leave --dev-share out, or name the training file alone with --train"
         )
     return replace(files, dev={"dev": files.train})
 
@@ -52,7 +52,7 @@ def _find_named_files(settings: FinetuneSettings) -> TaskFiles:
 
 def _find_in_folder(home: str, settings: FinetuneSettings) -> TaskFiles:
     if not Path(home).is_dir():
-        raise UserError(f"data: {home} is no folder; name the folder with the task's files")
+        raise UserError(f"--data: {home} is no folder; name the folder with the task's files")
     name = task_name(settings.task)
     if name not in GLUE_TASKS:
         return _find_own_files(Path(home), settings)

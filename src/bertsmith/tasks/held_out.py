@@ -54,7 +54,7 @@ def hold_out(path: str, examples: Iterable[Example], share: float, normalization
     numbers = draw_examples(texts, classes, share)
     if not numbers:
         raise UserError(
-            f"dev_share: nothing of {path} can be held out: examples that have their text or context in common stay "
+            f"--dev-share: nothing of {path} can be held out: examples that have their text or context in common stay "
             "together, and a class keeps one text to learn from; name a file to score on with --dev"
         )
     found = HeldOut(frozenset(numbers), len(texts), len(set(texts)), labels)

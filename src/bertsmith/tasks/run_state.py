@@ -12,7 +12,7 @@ from typing import Any
 from bertsmith.errors import UserError
 from bertsmith.model.task_model import BertForTask
 from bertsmith.progress import say
-from bertsmith.storage import atomic_file
+from bertsmith.storage import atomic_file, write_text
 from bertsmith.tasks.table import TEXT_KINDS
 from bertsmith.tasks.task import Task
 from bertsmith.training.checkpoint import Checkpoint, find_newest_checkpoint
@@ -80,6 +80,28 @@ def check_inputs(before: str, now: str, folder: Path) -> None:
             f"{folder}: this run began with another model, or with other rows to learn from or to score on, than the "
             "files hold now; give the same ones to go on, or another --out"
         )
+
+
+INPUTS_FILE = "inputs.json"
+_INPUTS = {
+    "model": "another model than --model names now",
+    "train": "other rows to learn from than the file holds now",
+    "dev": "other rows to score on than the file holds now",
+}
+
+
+def note_inputs(out: Path, now: dict[str, str], begun: bool) -> None:
+    """Keep what the runs in `out` begin with, a sha256 each of model, train and dev; where they are `begun`, raise
+    UserError naming what is another. Runs of earlier versions kept nothing: `check_inputs` is left to tell of them."""
+    path = out / INPUTS_FILE
+    if not begun:
+        write_text(path, json.dumps(now, indent=1) + "\n")
+    elif path.is_file():
+        before = json.loads(path.read_bytes())
+        if others := [what for name, what in _INPUTS.items() if before.get(name) != now[name]]:
+            raise UserError(
+                f"{out}: this run began with {', and with '.join(others)}; give the same to go on, or another --out"
+            )
 
 
 def find_start(folder: Path, inputs_sha256: str, ranks: Ranks) -> tuple[RunState, Checkpoint | None, bool]:

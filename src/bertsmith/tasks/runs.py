@@ -25,7 +25,14 @@ from bertsmith.progress import say
 from bertsmith.storage import write_text
 from bertsmith.tasks.classification import ClassifyTask, MultilabelTask
 from bertsmith.tasks.data import TaskData, open_task_data
-from bertsmith.tasks.examples import EncodingReport, class_name
+from bertsmith.tasks.examples import (
+    EncodingReport,
+    Example,
+    QuestionExample,
+    TaggedExample,
+    TextExample,
+    class_name,
+)
 from bertsmith.tasks.finetune import finetune_once
 from bertsmith.tasks.model_folder import (
     empty_model,
@@ -45,6 +52,7 @@ from bertsmith.tasks.run_state import (
     drop_other_weights,
     load_best,
     merit,
+    note_inputs,
     read_result,
 )
 from bertsmith.tasks.settings import PAPER_GRID, FinetuneSettings
@@ -53,6 +61,8 @@ from bertsmith.training.metrics_log import plot_loss
 from bertsmith.training.ranks import ALONE, Ranks, check_same, prepare_machines
 from bertsmith.training.setup import CONFIG_FILE
 from bertsmith.training.state import locked_run
+
+_REMEDY = "raise --learning-rate (small models and small files want 1e-4 to 3e-4) or --epochs"
 
 
 def finetune(settings: FinetuneSettings, out: Path, ranks: Ranks = ALONE) -> dict[str, Any]:
@@ -78,11 +88,14 @@ def _finetune(settings: FinetuneSettings, out: Path, ranks: Ranks) -> dict[str, 
         if not settings.random_init:
             say_random_positions(source, config, length := data.task.spec.max_length, length)
         if ranks.is_first:
-            check_runs(plans, out)
+            begun = check_runs(plans, out)
         # what is wrong with the model is said now
         start = start_model(source, data.task, 0, settings.dropout, settings.random_init)
         # of the rows and of the weights that every run begins with
         inputs = weights_sha256(start, data.sha256.encode())
+        if ranks.is_first:
+            # of the encoder alone: the new layer's shape is the training file's
+            note_inputs(out, {"model": weights_sha256(start.bert), **data.parts}, begun)
         del start
     check_same(inputs, f"model, data: {settings.model} or the task's files", ranks)
     machine = prepare_machines(settings.device, settings.precision, ranks)
@@ -99,7 +112,7 @@ def _finetune(settings: FinetuneSettings, out: Path, ranks: Ranks) -> dict[str, 
         say(f"tags are read as {data.task.spec.scheme}, as the whole of {data.files.train} has them")
 
     results: list[dict[str, Any]] = []
-    best = 0  # the number of the best run so far: the only one whose weights stay on disk
+    made = best = 0  # the number of the best run so far: the only one whose weights stay on disk
     folders = [run_folder(plan, plans, out) for plan in plans]
     for number, (plan, folder) in enumerate(zip(plans, folders, strict=True)):
         result = ranks.share(read_result(folder) if ranks.is_first else None)
@@ -107,6 +120,7 @@ def _finetune(settings: FinetuneSettings, out: Path, ranks: Ranks) -> dict[str, 
             if len(plans) > 1:
                 say(f"run {number + 1}/{len(plans)}: {plan.name}")
             result = ranks.share(run_one(plan, settings, data, source, machine, folder, inputs, ranks))
+            made += 1
         with ranks.alike():
             check_inputs(result["inputs_sha256"], inputs, folder)
         results.append(result)
@@ -117,6 +131,10 @@ def _finetune(settings: FinetuneSettings, out: Path, ranks: Ranks) -> dict[str, 
             if number:
                 drop_other_weights(folders[best] if better else folder, [])
         best = number if better else best
+    if not made:
+        say(f"{out}: is finished already, and nothing was trained; these are its results (--out NEW trains again)")
+    elif made < len(plans):
+        say(f"{out}: {len(plans) - made} of {runs} were finished already; trained now: {made}")
     with ranks.alike():  # the others wait for the model, to predict with it
         if ranks.is_first:
             keep_best(settings, data, source, results[best], folders[best], out)
@@ -143,8 +161,8 @@ def run_folder(plan: RunPlan, plans: Sequence[RunPlan], out: Path) -> Path:
     return out if len(plans) == 1 else out / "runs" / plan.name
 
 
-def check_runs(plans: Sequence[RunPlan], out: Path) -> None:
-    """Raise UserError where RUN holds runs that are not asked for; `--seeds` may grow from two up."""
+def check_runs(plans: Sequence[RunPlan], out: Path) -> bool:
+    """Whether RUN holds runs begun. Raises UserError where they are not asked for; `--seeds` may grow from two up."""
     begun = {file.parent.name for kept in ("result.json", "checkpoints") for file in out.glob(f"runs/*/{kept}")}
     asked = {plan.name for plan in plans} if len(plans) > 1 else set()
     single = (out / "result.json").exists() or (out / "checkpoints").exists()
@@ -154,6 +172,7 @@ def check_runs(plans: Sequence[RunPlan], out: Path) -> None:
             f"{out}: holds {what} and {len(plans)} are asked for: to several, more can be added by --seeds, all else "
             "needs another --out"
         )
+    return single or bool(begun)
 
 
 def make_plans(settings: FinetuneSettings) -> Iterator[RunPlan]:
@@ -190,11 +209,11 @@ def run_one(
     write_text(folder / "result.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     largest = largest_class(data)
     if result["degenerate"]:
-        say(f"warning: seed {plan.seed}: {data.task.degenerate_run} (degenerate)")
+        say(f"warning: seed {plan.seed}: {data.task.degenerate_run} (degenerate); {_REMEDY}")
     elif largest is not None and result["dev"].get("accuracy", 1.0) <= largest["accuracy"]:
         say(
             f"warning: seed {plan.seed}: no better than always answering {largest['label']!r} (accuracy "
-            f"{largest['accuracy']:.4g}); small models want a higher --learning-rate, such as 3e-4, or more --epochs"
+            f"{largest['accuracy']:.4g}); {_REMEDY}"
         )
     return result
 
@@ -206,7 +225,7 @@ def set_class_weights(settings: FinetuneSettings, data: TaskData) -> None:
     task = data.task
     counts = task.class_counts(data.train)
     if counts is None:
-        raise UserError(f"class_weights: {task.spec.name} has no classes to balance; leave it out")
+        raise UserError(f"--class-weights: {task.spec.name} has no classes to balance; leave it out")
     if isinstance(task, MultilabelTask):
         task.set_positive_weights(counts, len(data.train))
     else:
@@ -236,15 +255,30 @@ def keep_best(
 
 
 def predict_held_out(data: TaskData, settings: FinetuneSettings, out: Path, ranks: Ranks) -> str:
-    """What the model predicts for the examples that `--dev-share` held out, each with its `place`; returns the path."""
+    """What the model predicts for the examples that `--dev-share` held out, each with its `place` and what is right
+    (`true_label`, or `true_labels`, `true_tags`, `true_answers`); returns the path."""
     path = out / "held_out.predictions.jsonl"
     task, model, device = open_for_prediction(out / "model", settings.device, settings.precision, {}, ranks)
     (dev,) = data.dev.values()
     with open_row_writer(path) if ranks.is_first else contextlib.nullcontext() as writer:
         for chunk, rows in predict_examples(task, model, dev.examples, device, EncodingReport(), ranks=ranks):
             assert writer is not None, "only the first rank gets predictions"
-            writer.write([{"place": example.place} | row for example, row in zip(chunk, rows, strict=True)])
+            writer.write(
+                [{"place": example.place} | truth_of(example) | row for example, row in zip(chunk, rows, strict=True)]
+            )
     return str(path)
+
+
+def truth_of(example: Example) -> dict[str, Any]:
+    """What an example's prediction is held against, by name."""
+    match example:
+        case QuestionExample():
+            return {"true_answers": [answer.text for answer in example.answers or ()]}
+        case TaggedExample():
+            return {"true_tags": list(example.tags or ())}
+        case TextExample(label=tuple(labels)):
+            return {"true_labels": list(labels)}
+    return {"true_label": example.label}
 
 
 def largest_class(data: TaskData) -> dict[str, Any] | None:

@@ -97,7 +97,11 @@ class FinetuneSettings:
     epochs: float = field(default=3.0, metadata={"help": "passes over the training file", "flag": "--epochs"})
     batch_size: int = field(default=32, metadata={"help": "examples an optimizer step", "flag": "--batch-size"})
     learning_rate: float = field(
-        default=3e-5, metadata={"help": "peak learning rate (paper: 2e-5 … 5e-5)", "flag": "--learning-rate"}
+        default=3e-5,
+        metadata={
+            "help": "peak learning rate (paper: 2e-5 … 5e-5; small models and small files: 1e-4 … 3e-4)",
+            "flag": "--learning-rate",
+        },
     )
     warmup: float = field(
         default=0.1, metadata={"help": "steps of learning-rate warm-up, or a share of the run", "flag": "--warmup"}
@@ -193,7 +197,11 @@ class FinetuneSettings:
                 "of the training file with --dev-share 0.1"
             )
         if self.dev_share is not None and not 0 < self.dev_share < 1:
-            faults.append(f"dev_share: {self.dev_share} is not a share above 0 and below 1")
+            percent = self.dev_share if 1 < self.dev_share < 100 else 10
+            faults.append(
+                f"dev_share: {self.dev_share} is not a share above 0 and below 1; {percent:g} % is --dev-share "
+                f"{percent / 100:g}"
+            )
         if self.dev_share is not None and self.dev is not None:
             faults.append("dev_share: means nothing beside --dev, which names the file to score on; give one of them")
         if self.grid != "none":

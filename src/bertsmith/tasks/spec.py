@@ -99,5 +99,5 @@ class TaskSpec:
         for name in _COLUMNS:
             if name in changes and (fixed or (name == "text_pair_column" and not paired)):
                 what = "columns whose names are fixed" if fixed else "no second text"
-                raise UserError(f"{name}: the files of {self.name} have {what}; leave it out")
+                raise UserError(f"--{name.replace('_', '-')}: the files of {self.name} have {what}; leave it out")
         return replace(self, **changes)

@@ -15,7 +15,7 @@ from typing import Any
 
 from bertsmith.errors import UserError, one_of
 from bertsmith.progress import say
-from bertsmith.tasks.examples import Label, TextExample
+from bertsmith.tasks.examples import Label, NoLabels, TextExample, replaced_bytes
 from bertsmith.text.documents import REPLACEMENT, SURROGATES, ReadOptions, ReadReport, join_names
 from bertsmith.text.readers import check_parquet, detect_kind
 from bertsmith.text.rows import ROW_FORMATS, EveryRow
@@ -49,7 +49,7 @@ class StrictReport(EveryRow):
             report.merge(self)
             return
         if self.invalid_bytes:
-            say(f"warning: {self.invalid_bytes:,} bytes are not {encoding}, first at {self.invalid_places[0]}")
+            say(f"warning: {replaced_bytes(self.invalid_bytes, encoding, self.invalid_places[0])}")
         for reason, count in self.skipped.items():
             first = next(place for place in self.skipped_places if place.endswith(f": {reason}"))
             say(f"warning: {count:,} × {first}")
@@ -123,26 +123,39 @@ class Table:
             self.lines = (csv_rows if self.kind == "csv" else tsv_rows)(self.file, blank=True)
             columns = next((cells for _, cells in self.lines if cells), [])
         for name in columns:
-            if name and columns.count(name) > 1:  # spreadsheets end rows with cells that have no name
-                count = columns.count(name)
+            if name and (count := columns.count(name)) > 1:  # spreadsheets end rows with cells that have no name
                 raise UserError(f"{self.path}:1: {count} columns are named {shorten(name)!r}; rename all but one")
         return columns
 
-    def require(self, columns: Sequence[str], there: Sequence[str] | None = None, line: int = 1) -> None:
-        """UserError, which lists what is there, unless the first row has all of `columns`."""
+    def require(
+        self, columns: Sequence[str], there: Sequence[str] | None = None, line: int = 1, label: str | None = None
+    ) -> None:
+        """UserError, which lists what is there, unless the first row has all of `columns` and `label`, if it is named;
+        NoLabels where that alone is missing."""
         there = self.columns if there is None else there
-        missing = [name for name in columns if name not in there]
+        missing = [name for name in (*columns, label) if name is not None and name not in there]
         if not missing:
             return
         listed = join_names(shorten(name) for name in there) or "none"
         what = "key" if self.kind == "jsonl" else "column"
         hint = "" if self.kind in ("jsonl", "parquet") else " in the first row, which must name the columns"
-        if len(there) == 1 and re.search("[,;\t]", there[0]):
-            hint += f" (it is one cell: .{self.kind} files are split at {'commas' if self.kind == 'csv' else 'tabs'})"
-        raise UserError(
+        self.check_separator(missing)
+        raise (NoLabels if missing == [label] else UserError)(
             f"{self.path}:{line}: no {what}{'s' * (len(missing) > 1)} {join_names(missing)}{hint}; there are {listed}; "
             f"{self.advice}{near_names(missing, there)}"
         )
+
+    def check_separator(self, missing: Sequence[str]) -> None:
+        """UserError where columns are `missing` because another character stands between them than the name says."""
+        known = {"csv": (";\t|", "commas", "tsv"), "tsv": (";,|", "tabs", "csv")}
+        marks, right, other = known.get(self.kind, ("", "", ""))
+        header, whole = ("," if self.kind == "csv" else "\t").join(self.columns), len(self.columns) == 1
+        for mark in marks:
+            names = [name.strip() for name in header.split(mark)]
+            # names looked for are sure; without a header a text stands there, and blanks follow its marks
+            if not set(missing).isdisjoint(names) or (whole and re.search(re.escape(mark) + r"(?=\S)", header)):
+                found = f"looks separated by {mark!r}, and .{self.kind} files are split at {right}"
+                raise UserError(f"{self.path}:1: {found}: save it with {right}, or as .{other}")
 
     def rows(self, columns: Sequence[str], optional: Sequence[str] = ()) -> Iterator[TableRow]:
         """Every row with its cells of `columns`, which must be there, and of those of `optional` that are."""
@@ -242,8 +255,7 @@ def read_table(
 def kind_of(value: Any) -> str:
     """What a JSON or Parquet value is, for a message."""
     kinds = {"str": "text", "int": "a number", "float": "a number", "dict": "an object", "NoneType": "nothing"}
-    name = type(value).__name__
-    return kinds.get(name, f"a {name}")
+    return kinds.get(name := type(value).__name__, f"a {name}")
 
 
 def is_missing(value: Any) -> bool:
@@ -356,7 +368,7 @@ def read_text_examples(
         columns = [text, pair] if pair else [text]
         if labelled is not False:
             check_label_column(path, label, columns)
-        table.require([*columns, label] if labelled else columns)
+        table.require(columns, label=label if labelled else None)
         for index, row in enumerate(table.rows((), [*columns, label])):
             place = f"{path}:{row.line}"
             try:

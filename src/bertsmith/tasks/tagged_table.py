@@ -35,7 +35,7 @@ def read_tagged_examples_table(
             raise UserError(f"{path}: a .{table.kind} cell holds no list; give CoNLL columns, .jsonl or .parquet")
         if labelled is not False:
             check_label_column(path, tags_column, [tokens_column])
-        table.require([tokens_column, tags_column] if labelled else [tokens_column])
+        table.require([tokens_column], label=tags_column if labelled else None)
         for index, row in enumerate(table.rows((), [tokens_column, tags_column])):
             place = f"{path}:{row.line}"
             words = tags = None
