@@ -89,7 +89,7 @@ def test_mistakes(knowing: Path, tuned: Tuned, tmp_path: Path) -> None:
     def refused(run: Path, path: Path, *more: object) -> str:
         return bertsmith("predict", run, "--input", path, "--output", tmp_path / "o.jsonl", "--raw-text", *more).mistake
 
-    assert "raw_text: is for models that tag words; classify takes its files as they are" in refused(
+    assert "--raw-text: is for models that tag words; classify takes its files as they are" in refused(
         tuned("classify"), source
     )
     assert "no columns with names that --keep could mean" in refused(knowing, source, "--keep", "id")

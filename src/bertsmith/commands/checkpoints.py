@@ -95,7 +95,9 @@ def show_export(summary: Summary) -> None:
     for part in ("inputs", "outputs"):
         for name, shape in summary[part].items():
             print_text(f"  {part[:-1]:<7}{name}: {shape}")
-    print_text(f"  up to {summary['max_length']} tokens a row; padding on the right")
+    cut_at = summary["cut_at"]
+    cut = "" if cut_at is None else f", {cut_at} as it was fine-tuned, at which `predict` cuts"
+    print_text(f"  up to {summary['max_length']} tokens a row{cut}; padding on the right")
     print_text(f"compared with the model on {', '.join(summary['compared_on'])} random tokens:")
     print_text(f"  largest difference {summary['max_difference']:.2g}")
     agreement = summary["agreement"]
@@ -145,11 +147,15 @@ pooled vector. Inputs are input_ids, attention_mask and token_type_ids, each int
 the model's positions, padded on the right.
 
 The file is run beside the model on random texts; if the two differ by more than 1e-4 it is not kept and the exit code
-is 1. With --int8 (four times smaller; faster where the processor has int8 instructions) size, speed and agreement are
-measured and shown. bertsmith.inference.export.load_exported(DIR).run(input_ids, attention_mask, token_type_ids) runs
-either format, and takes whole numbers of any type.""",
+is 1. With --int8 (four times smaller and faster: products in 8 bits, whose scales come from the demo's texts and go
+with each token, so that no text's numbers depend on those beside it) size, speed and agreement are measured and shown.
+
+An export of a fine-tuned model takes the model's place in `bertsmith evaluate` and `predict` and in bertsmith.load,
+which is how to see what it does to your own rows. bertsmith.load_exported(DIR).run(input_ids, attention_mask,
+token_type_ids) runs any export on padded batches, of whole numbers of any type.""",
         """  bertsmith export sentiment --out deployed --format onnx
   bertsmith export run/model --out small --format onnx --int8
+  bertsmith evaluate deployed --data dev.tsv
   bertsmith export run/model --out program --format torch""",
         add_export,
         run_export,

@@ -149,7 +149,7 @@ def columns(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_evaluate(parser: CommandParser) -> None:
-    parser.add_argument("model", metavar="RUN_OR_MODEL", help="a fine-tuned run or model folder")
+    parser.add_argument("model", metavar="RUN_OR_MODEL", help="a fine-tuned run or model folder, or an export of one")
     parser.add_argument("--data", required=True, metavar="FILE", help="labelled file")
     add_columns(parser)
     add_compute(parser, "the faster of bf16 and fp32 here", int8=True)
@@ -198,7 +198,7 @@ def _show_confusion(labels: list[str], matrix: list[list[int]] | None) -> None:
 
 
 def add_predict(parser: CommandParser) -> None:
-    parser.add_argument("model", metavar="RUN_OR_MODEL", help="a fine-tuned run or model folder")
+    parser.add_argument("model", metavar="RUN_OR_MODEL", help="a fine-tuned run or model folder, or an export of one")
     parser.add_argument("--input", required=True, metavar="FILE", help="rows to predict, labelled or not")
     parser.add_argument(
         "--output",

@@ -57,7 +57,7 @@ SHAPES = ((1, 1), (1, 7), (3, 40), (8, 512))
 _LEAST_COSINE = 0.99
 _LEAST_EQUAL = 0.9
 # of export.json, what the summary tells as well
-_SHOWN = ("format", "precision", "file", "head", "opset", "inputs", "outputs", "max_length", "labels")
+_SHOWN = ("format", "precision", "file", "head", "opset", "inputs", "outputs", "max_length", "cut_at", "labels")
 
 
 class ExportMismatch(Exception):
@@ -221,7 +221,7 @@ def _write_companions(folder: Path, exportable: Exportable) -> BertTokenizer | N
 
 def _describe(folder: Path, exportable: Exportable, format: str, precision: str, opset: int | None) -> dict[str, Any]:
     """What export.json says of the model's file in `folder`."""
-    config, name = exportable.config, FILE_NAMES[format]
+    config, name, task = exportable.config, FILE_NAMES[format], exportable.values.get(TASK_KEY)
     return {
         "bertsmith": __version__,
         "torch": torch.__version__,
@@ -235,6 +235,8 @@ def _describe(folder: Path, exportable: Exportable, format: str, precision: str,
         "outputs": {output: f"float32 ({exportable.axes(output)})" for output in exportable.outputs},
         "labels": None if exportable.labels is None else list(exportable.labels),
         "max_length": config.max_position_embeddings,
+        # what `predict` cuts texts at, as fine-tuning did; null: no task
+        "cut_at": task.get("max_length") if isinstance(task, dict) else None,
         "vocab_size": config.vocab_size,
         "segments": config.type_vocab_size,
         "pad_token_id": config.pad_token_id,

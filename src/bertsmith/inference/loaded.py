@@ -37,11 +37,12 @@ from bertsmith.inference.given_rows import listed, make_examples, only_texts
 from bertsmith.inference.int8 import INT8, choose_int8
 from bertsmith.inference.predictor import predict_examples
 from bertsmith.inference.scoring import SentenceScorer
+from bertsmith.inference.sentence_settings import other_settings
 from bertsmith.model.bert import BertForPreTraining, BertModel
 from bertsmith.model.task_model import BertForTask
 from bertsmith.model.weights import OBJECTIVE_KEY, LoadReport, find_model, load_model, read_config
 from bertsmith.options import did_you_mean
-from bertsmith.progress import say
+from bertsmith.progress import say, say_once
 from bertsmith.tasks.examples import EncodingReport, Example
 from bertsmith.tasks.model_folder import load_task_model, open_tokenizer, say_random_positions, why_no_task
 from bertsmith.tasks.running_text import make_running
@@ -257,6 +258,11 @@ class LoadedModel:
         """What makes vectors of the kind that `options` say, for as many texts as one likes."""
         extractor = FeatureExtractor(self.encoder, options, self.why_not.get("pooler"))
         say_random_positions(self.folder, self.encoder.config, options.max_length, self.encoder.max_length)
+        if others := other_settings(self.folder, options, extractor.max_length):
+            note = (
+                f"note: {self.folder}: sentence-transformers {', '.join(others)}; these vectors are made without that"
+            )
+            say_once(note, (self.folder, options))
         return extractor
 
     def embed(

@@ -98,7 +98,7 @@ def predict_file(
     with ranks.alike():
         learnt = read_spec(model_folder)
         if raw_text and learnt.name != "ner":
-            raise UserError(f"raw_text: is for models that tag words; {learnt.name} takes its files as they are")
+            raise UserError(f"--raw-text: is for models that tag words; {learnt.name} takes its files as they are")
         if raw_text and is_word_file(input_path):
             raise UserError(f"{input_path}: holds a word a line, as its name says; leave --raw-text out")
         if to_conll:
