@@ -54,7 +54,7 @@ def find_weights(folder: Path | str) -> WeightFiles:
             return _read_index(index, path.suffix)
     if (folder / EXPORTED).is_file():
         raise UserError(
-            f"{folder}: is an exported model, which only bertsmith.inference.exported.load_exported opens; name the "
+            f"{folder}: is an exported model, which only bertsmith.load_exported opens; name the "
             "folder it was exported from"
         )
     for name in (SAFETENSORS, PYTORCH_BIN):
