@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from alike import assert_alike
 from safetensors.torch import load_file, save_file
 from small_models import SMALL, TOKENS, save_pretrained
 
@@ -195,21 +196,6 @@ def test_predictions_are_those_of_the_command(
     for number, row in enumerate(rows):  # alone as in a batch
         alone = {key: value for key, value in expected[number].items() if key != "id"}
         assert_alike(models[name].predict([row]), [alone])
-
-
-def assert_alike(found: Any, expected: Any) -> None:
-    """The same values, numbers within 1e-5 (what is written is rounded nowhere)."""
-    if isinstance(expected, dict):
-        for key, value in expected.items():
-            assert_alike(found[key], value)
-    elif isinstance(expected, list | tuple):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            assert_alike(one, other)
-    elif isinstance(expected, float):
-        assert found == pytest.approx(expected, abs=1e-5)
-    else:
-        assert found == expected
 
 
 def test_choices(models: dict[str, LoadedModel]) -> None:

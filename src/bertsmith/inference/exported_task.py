@@ -18,11 +18,12 @@ from bertsmith.tasks.task import Task
 
 
 class ExportedTask(nn.Module):
-    """Stands in for a BertForTask: packed sequences → scores of their rows. `exported`: the file, loaded."""
+    """Stands in for a BertForTask: packed sequences → scores of their rows, `outputs` each. `exported`: the file."""
 
-    def __init__(self, exported: ExportedModel) -> None:
+    def __init__(self, exported: ExportedModel, outputs: int) -> None:
         super().__init__()
         self.exported = exported
+        self.outputs = outputs
 
     def forward(
         self,
@@ -33,19 +34,25 @@ class ExportedTask(nn.Module):
         rows: Tensor | None,  # (R,)
         masks: DropoutMasks | None = None,
     ) -> Tensor:
-        """Scores at the tokens `rows` (None: at all), (R, outputs) float32; of whole sequences, one row for each."""
+        """Scores at the tokens `rows` (None: at all), (R, outputs) float32; of whole sequences, one row for each.
+
+        Raises UserError for a file that gives another number of scores than the task has.
+        """
         lengths = np.diff(sequence_starts.numpy())
         real = np.arange(lengths.max()) < lengths[:, None]  # (N, L)
         ids, types = (np.zeros(real.shape, dtype=np.int64) for _ in range(2))
         ids[real], types[real] = token_ids.numpy(), segment_ids.numpy()
-        outputs = self.exported.run(ids, real.astype(np.int64), types)
+        found = self.exported.run(ids, real.astype(np.int64), types)
+        scores = found["logits"] if "logits" in found else np.stack(list(found.values()), -1)  # (N, …) or (N, L, …)
+        if scores.shape[-1] != self.outputs:
+            raise UserError(
+                f"{self.exported.folder}: the file gives {scores.shape[-1]} scores where its task has {self.outputs}; "
+                "export the model again"
+            )
         if self.exported.head in ("sequence", "choice"):
-            return torch.from_numpy(outputs["logits"])
-        scores = (
-            outputs["logits"] if self.exported.head == "token" else np.stack(list(outputs.values()), -1)
-        )  # (N, L, …)
-        found = torch.from_numpy(scores[real])
-        return found if rows is None else found[rows]
+            return torch.from_numpy(scores)
+        of_tokens = torch.from_numpy(scores[real])  # (T, outputs)
+        return of_tokens if rows is None else of_tokens[rows]
 
 
 def is_exported(folder: Path) -> bool:
@@ -74,4 +81,4 @@ def load_exported_task(
             f"precision: {folder} was exported in {exported.precision} and computes in nothing else; leave --precision "
             "out"
         )
-    return task, ExportedTask(exported)
+    return task, ExportedTask(exported, task.outputs)
