@@ -155,7 +155,6 @@ which is how to see what it does to your own rows. bertsmith.load_exported(DIR).
 token_type_ids) runs any export on padded batches, of whole numbers of any type.""",
         """  bertsmith export sentiment --out deployed --format onnx
   bertsmith export run/model --out small --format onnx --int8
-  bertsmith evaluate deployed --data dev.tsv
   bertsmith export run/model --out program --format torch""",
         add_export,
         run_export,
