@@ -1,5 +1,7 @@
 """The one exception that means "the user can mend this": the command line prints its sentence and exits with code 2."""
 
+import numbers
+
 
 class UserError(Exception):
     """The user's input, options or machine are at fault. `str(error)` is the whole message: what, where, what to do."""
@@ -13,6 +15,17 @@ def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
     """Raise UserError unless `value` is among `allowed`; the message names both."""
     if value not in allowed:
         raise UserError(f"{name}: {value!r} is not known; use one of {', '.join(allowed)}")
+
+
+def whole_number(name: str, value: object, least: int | None = None) -> int:
+    """`value` as an int, NumPy's numbers among them; True is none, though Python counts it so.
+
+    Raises UserError for anything else and for what is below `least`.
+    """
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool) and (least is None or int(value) >= least):
+        return int(value)
+    wanted = "a whole number" if least is None else f"a number from {least} up"
+    raise UserError(f"{name}: {value!r} is not {wanted}")
 
 
 def not_finite(what: str) -> UserError:

@@ -5,18 +5,17 @@ bfloat16 among their features differ by a factor of four in how fast they multip
 """
 
 import ctypes
-import numbers
 import os
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from bertsmith.errors import UserError, one_of
+from bertsmith.errors import UserError, one_of, whole_number
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
+# PyTorch ends in a segmentation fault where the system cannot make as many; more than a few a core only slow it down
 MOST_THREADS_A_CORE = 8
 # threads of so few share glibc's first heap: its lock is held for about a microsecond, a hundred times a layer
 CORES_OF_ONE_HEAP = 8
@@ -60,13 +59,11 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def check_threads(threads: Any) -> int:
-    """A number of threads that this machine can be asked for. Raises UserError for any other value."""
-    if not isinstance(threads, numbers.Integral) or isinstance(threads, bool) or int(threads) < 1:
-        raise UserError(f"threads: {threads!r} is not a number from 1 up")
-    count, cores = int(threads), os.cpu_count() or 1
+def check_threads(name: str, threads: object) -> int:
+    """A number of threads that this machine can be asked for. Raises UserError, which calls it `name`, for others."""
+    count, cores = whole_number(name, threads, 1), os.cpu_count() or 1
     if count > (most := MOST_THREADS_A_CORE * cores):
-        raise UserError(f"threads: {count:,} are too many: this machine has {cores} cores; give {most} at most")
+        raise UserError(f"{name} {count:,}: this machine has {cores} cores; give {most} at most")
     return count
 
 

@@ -417,8 +417,8 @@ def test_unknown_options_are_refused(folders: dict[str, Path], tmp_path: Path) -
         load(folders["encoder"], device="tpu")
     with pytest.raises(UserError, match=r"no config\.json here"):
         load(tmp_path)
-    for threads, said in ((0, "not a number from 1 up"), ("2", "not a number"), (1.5, "not a n"), (10**9, "too many")):
-        with pytest.raises(UserError, match=rf"^threads: .*{said}"):
+    for threads, said in ((0, "not a number from 1 up"), ("2", "not a number"), (1.5, "not a n"), (10**9, "give")):
+        with pytest.raises(UserError, match=rf"^threads.*{said}"):
             load(folders["encoder"], threads=threads)  # type: ignore[arg-type]
 
 

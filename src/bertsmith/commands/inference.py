@@ -1,7 +1,6 @@
 """A pre-trained model at work: fill, embed, score."""
 
 import argparse
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,10 +72,6 @@ def _add_threads(parser: CommandParser) -> None:
     )
 
 
-# PyTorch ends in a segmentation fault where the system cannot make as many; more than a few a core only slow it down
-_MOST_THREADS_A_CORE = 8
-
-
 def _check_model(args: argparse.Namespace) -> None:
     """Raise UserError for what is seen of MODEL and --threads without looking into it."""
     path = Path(args.model)
@@ -84,9 +79,10 @@ def _check_model(args: argparse.Namespace) -> None:
         raise UserError(f"{args.model}: is a file; name the model folder, as in {path.parent}")
     if not path.exists():
         raise UserError(f"{args.model}: no such folder; name a model folder or a run")
-    cores = os.cpu_count() or 1
-    if args.threads is not None and args.threads > (most := _MOST_THREADS_A_CORE * cores):
-        raise UserError(f"--threads {args.threads:,}: this machine has {cores} cores; give {most} at most")
+    if args.threads is not None:
+        from bertsmith.hardware import check_threads
+
+        check_threads("--threads", args.threads)
 
 
 def add_embed(parser: CommandParser) -> None:

@@ -133,19 +133,26 @@ class OnnxModel(ExportedModel):
 
     def __init__(self, folder: Path, marker: dict[str, Any], threads: int | None) -> None:
         super().__init__(folder, marker)
-        runtime = import_optional("onnxruntime")
-        options = runtime.SessionOptions()
-        options.intra_op_num_threads = threads or _default_threads()
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3  # errors; they are raised as well
         path = folder / marker["file"]
         try:
-            self.session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            self.session = open_session(path, threads)
+        except UserError:  # the runtime is not installed
+            raise
         except Exception as error:  # its exceptions have no common class but Exception
             raise UserError(_why_unreadable(path, error)) from error
 
     def _compute(self, given: dict[str, Array]) -> dict[str, Array]:
         return dict(zip(self.outputs, self.session.run(list(self.outputs), given), strict=True))
+
+
+def open_session(path: Path, threads: int | None = None) -> Any:
+    """ONNX Runtime's session of a file, on the CPU. `threads` None: as many as PyTorch's."""
+    runtime = import_optional("onnxruntime")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads or _default_threads()
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3  # errors; they are raised as well
+    return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 class TorchModel(ExportedModel):
@@ -184,7 +191,7 @@ def load_exported(folder: str | Path, threads: int | None = None, format: str | 
     from bertsmith.model.weights import as_path
 
     if threads is not None:
-        threads = check_threads(threads)
+        threads = check_threads("threads", threads)
     path = as_path(folder)
     marker = read_marker(path)
     if format is not None:

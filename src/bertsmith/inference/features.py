@@ -5,7 +5,6 @@ input order, some thousand texts at a time. Every token is in some vector or cou
 """
 
 import itertools
-import numbers
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bertsmith.errors import UserError, not_finite, one_of
+from bertsmith.errors import UserError, not_finite, one_of, whole_number
 from bertsmith.inference.chunks import TEXTS_AT_ONCE, Text, count_characters, split_chunks
 from bertsmith.inference.encoder import Encoder, Sequences, TokenBatch, ranges
 from bertsmith.inference.vector_writer import Vectors
@@ -68,9 +67,8 @@ class FeatureOptions:
         for name in ("words", "normalize", "allow_special"):
             if not isinstance(value := getattr(self, name), bool | np.bool_):
                 raise UserError(f"{name}: {value!r} is neither True nor False")
-        length = self.max_length
-        if length is not None and (not isinstance(length, numbers.Integral) or isinstance(length, bool)):
-            raise UserError(f"max_length: {length!r} is not a whole number")
+        if self.max_length is not None:
+            whole_number("max_length", self.max_length)
         one_of("combine", self.combine, COMBINATIONS)
         one_of("pool", self.pool, POOLINGS)
         if self.long is not None:

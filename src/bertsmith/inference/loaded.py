@@ -7,7 +7,6 @@ same alone or in a batch (up to rounding, 1e-5 in fp32).
 
 import copy
 import functools
-import numbers
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
@@ -18,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bertsmith.errors import UserError, one_of
+from bertsmith.errors import UserError, one_of, whole_number
 from bertsmith.hardware import (
     PRECISIONS,
     bound_kernel_caches,
@@ -87,7 +86,7 @@ def load(
     """
     one_of("precision", precision, ("auto", *PRECISIONS, *INT8))
     if threads is not None:
-        torch.set_num_threads(check_threads(threads))
+        torch.set_num_threads(check_threads("threads", threads))
     bound_kernel_caches()
     where = choose_device(device)
     path = find_model(folder)
@@ -280,7 +279,7 @@ class LoadedModel:
                 raise UserError(f"{name}: embed has no such option{near}; there are {', '.join(known)}")
         if not isinstance(layers, str):
             several = layers if isinstance(layers, Iterable) else [layers]
-            layers = ",".join(str(_whole("layers", layer)) for layer in several)
+            layers = ",".join(str(whole_number("layers", layer)) for layer in several)
         extractor = self.features(FeatureOptions(layers=layers, pool=pool, **options))
         named = ((f"text {number}", text) for number, text in enumerate(listed(texts), 1))
         rows: list[npt.NDArray[np.float32]] = [np.zeros((0, extractor.dimension), dtype=np.float32)]
@@ -299,7 +298,7 @@ class LoadedModel:
         Raises UserError naming every text that holds no [MASK] or is too long.
         """
         model = self._masked_model()
-        top = _count("top", top)
+        top = whole_number("top", top, 1)
         tokenizer = self.encoder.tokenizer
         rows = encode_all(only_texts(texts), None, tokenizer, self.encoder.config.max_position_embeddings)
         return [
@@ -371,17 +370,3 @@ class LoadedModel:
             )
         assert isinstance(self.model, BertForTask | ExportedTask)
         return self.task, self.model
-
-
-def _whole(name: str, value: Any) -> int:
-    """A whole number, NumPy's among them; True is none, though Python counts it so."""
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
-        raise UserError(f"{name}: {value!r} is not a whole number")
-    return int(value)
-
-
-def _count(name: str, value: Any) -> int:
-    """A whole number from 1 up."""
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or int(value) < 1:
-        raise UserError(f"{name}: {value!r} is not a number from 1 up")
-    return int(value)

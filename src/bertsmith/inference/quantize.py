@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertsmith.inference.exported import INPUTS, Array, ExportedModel, import_optional
+from bertsmith.inference.exported import INPUTS, Array, ExportedModel, import_optional, open_session
 from bertsmith.inference.int8 import LEAST_STEP, Int8RowWeights, quantize, quantize_by_row, sample_rows, second_segments
 from bertsmith.inference.products import MIDDLE, Int8Weights
 from bertsmith.model.config import BertConfig
@@ -120,16 +120,13 @@ def _inputs_of(
     products: Sequence[_Product], model: Any, place: Path, batches: Iterator[dict[str, Array]]
 ) -> dict[str, Array]:
     """What goes into the products for all tokens of `batches`, (T, K) by name. `place`: of a file, which goes again."""
-    onnx, runtime = import_optional("onnx"), import_optional("onnxruntime")
+    onnx = import_optional("onnx")
     names = list(dict.fromkeys(product.input for product in products))
     tapped = onnx.ModelProto()
     tapped.CopyFrom(model)
     tapped.graph.output.extend(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names)
     save_onnx(tapped, place)
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3
-    session = runtime.InferenceSession(str(place), options, providers=["CPUExecutionProvider"])
+    session = open_session(place)
     found: dict[str, list[Array]] = {name: [] for name in names}
     for batch in batches:
         real = batch["attention_mask"] == 1
